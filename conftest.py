@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from memlab.meters.garbage import collect_and_freeze, collect_new_and_freeze
-from memlab.recording import stand_in
+from memlab.memory.garbage import collect_and_freeze, collect_new_and_freeze
+from memlab.tracing import fake_cuda
 from tests import ROOT
 
 TESTS = ROOT / "tests"
@@ -79,7 +79,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 def pytest_configure() -> None:
     # autograd counts the devices at the first backward of a process; a card must stay the only one
     if not torch.cuda.is_available():
-        stand_in.device()
+        fake_cuda.device()
 
 
 @pytest.hookimpl(wrapper=True)

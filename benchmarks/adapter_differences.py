@@ -18,9 +18,9 @@ from typing import Any
 
 from benchmarks import report
 from memlab import StepConfig, StepResult, workloads
-from memlab.arguments.units import GIB
+from memlab._util.units import GIB
 from memlab.devices import cards
-from memlab.predicting.predict import predict_in_process
+from memlab.prediction.predict import predict_in_process
 
 CARD = "a100-80"
 LENGTHS = {"llama-1b": (512, 2048, 8192), "llama-7b": (512, 2048), "llama-8b": (512, 2048, 8192)}

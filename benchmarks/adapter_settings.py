@@ -19,7 +19,7 @@ from torch import nn
 import memlab
 from benchmarks import report
 from memlab import StepConfig, Workload, workloads
-from memlab.step import build_step
+from memlab.techniques.step import build_step
 
 MODEL, TOKENS, SAMPLES = "llama-tiny", 48, 2
 GOAL_MEDIAN, GOAL_MOST, GOAL_GRADIENTS = 0.1, 3.0, 1e-5  # %, %, relative

@@ -27,7 +27,7 @@ from torch import nn
 
 from benchmarks import report
 from memlab import StepConfig, StepResult, Workload, measure
-from memlab.worker import isolation
+from memlab.runtime import isolation
 from memlab.workloads import get
 
 NUM_WORKER_KILLS, NUM_WORKER_KILLS_QUICK = 30, 6

@@ -35,30 +35,19 @@ from torch import nn
 
 import memlab
 from benchmarks import report, snapshot
-from memlab import (  # fmt: skip
-    LoadingConfig,
-    MemlabError,
-    StepConfig,
-    StepResult,
-    Workload,
-    plots,
-    workloads,
-)
+from memlab import LoadingConfig, MemlabError, StepConfig, StepResult, Workload, plots, workloads
 from memlab._panel import app
-from memlab.arguments import units
-from memlab.graphs.graph_rows import GraphTable
-from memlab.lengths.batchings import batchings
-from memlab.lengths.curve import LengthCurve
-from memlab.lengths.distribution import Distribution
-from memlab.lengths.lengths_result import LengthsResult
-from memlab.recommending.recommendations import Recommendations
+from memlab._util import units
+from memlab.integrations.snapshot_comparison import SnapshotComparison, compare
+from memlab.prediction.graph_table import GraphTable
+from memlab.prediction.run_result import RunResult
 from memlab.result import Outcome
 from memlab.running import Ended
-from memlab.script import script
-from memlab.snapshots.comparing import compare
-from memlab.snapshots.comparison import SnapshotComparison
-from memlab.stages.run_result import RunResult
-from memlab.worker import isolation
+from memlab.runtime import isolation
+from memlab.search.length_curve import Distribution, LengthCurve, batchings
+from memlab.search.lengths import LengthsResult
+from memlab.search.recommendations import Recommendations
+from memlab.techniques.script import script
 
 NUM_CALLS, NUM_CALLS_QUICK, NUM_RUN, NUM_RUN_QUICK = 10_000, 500, 30, 3
 TIMEOUT_SECONDS = 60

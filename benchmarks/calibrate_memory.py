@@ -1,4 +1,4 @@
-"""Write memlab/predicting/memory.json: how sure predicted memory of a card is, by models left out.
+"""Write memlab/prediction/memory.json: how sure predicted memory of a card is, by models left out.
 
 It reads what `python -m benchmarks.gpu_peaks` wrote: for each public run the peak that was measured
 and those that memlab predicts, one for each hypothesis about the workspaces of convolutions.
@@ -31,8 +31,8 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import report
-from memlab.costs.cudnn_workspace import Workspaces, middle
-from memlab.predicting.memory_widths import FILE
+from memlab.cost_model.cuda_kernels import Workspaces, middle
+from memlab.prediction.memory_widths import FILE
 
 COVERAGE = 0.9
 OF_NEEDED = 0.99  # of the runs that the width of needed bytes has to cover

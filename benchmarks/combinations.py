@@ -25,16 +25,16 @@ from torch import nn
 from memlab import Outcome, StepConfig, Workload
 from memlab.devices.cards import Target, resolve
 from memlab.errors import MemlabError
-from memlab.plan import Plan
-from memlab.planning.chains import plan_in_process
-from memlab.planning.plans import plan_for
-from memlab.predicting.predict import predict_in_process
-from memlab.recording import stand_in
+from memlab.prediction.chains import plan_in_process
+from memlab.prediction.plans import plan_for
+from memlab.prediction.predict import predict_in_process
 from memlab.running import Ended
-from memlab.step import build_step, set_seed
-from memlab.techniques.compiling import compilation
+from memlab.runtime.verify import reference_of, verify_in_process
+from memlab.techniques import compilation
 from memlab.techniques.every import EVERY
-from memlab.verifying.verify import reference_of, verify_in_process
+from memlab.techniques.step import build_step, set_seed
+from memlab.techniques.technique import Plan
+from memlab.tracing import fake_cuda
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "combinations.md"
 OF_PACKAGES = {
@@ -212,7 +212,7 @@ def fields_of(a: str, b: str) -> list[str]:
 def tried(a: str, b: str) -> Found:
     """Return what comes of a pair, or of one technique alone."""
     fields = settings(a, b)
-    stand_in.device()  # autograd counts the devices at the first backward of a process
+    fake_cuda.device()  # autograd counts the devices at the first backward of a process
     try:
         found = _predicted(fields) if is_for_a_card(a, b) else _trained(fields)
     except (MemlabError, Ended) as error:

@@ -1,4 +1,4 @@
-"""Fit the factors of `memlab/costs/kernel_times.json` to what real cards took.
+"""Fit the factors of `memlab/cost_model/kernel_times.json` to what real cards took.
 
 Two files of public measurements (benchmarks/data/README.md says whose) decide different factors:
 
@@ -32,14 +32,22 @@ import numpy.typing as npt
 
 from benchmarks import operator_rows, timm_operators
 from benchmarks.operator_rows import Measured
-from memlab.costs import kernel_times
-from memlab.costs.kernel_times import Factors, Ideal, combined, group_of, ideal_of
-from memlab.costs.roofline import LAUNCH_SECONDS, Work, peak_of
+from memlab.cost_model import roofline
+from memlab.cost_model.roofline import (
+    LAUNCH_SECONDS,
+    Factors,
+    Ideal,
+    Work,
+    combined,
+    group_of,
+    ideal_of,
+    peak_of,
+)
 from memlab.devices import cards
 from memlab.devices.cards import Card
 
 Array = npt.NDArray[np.float64]
-OUT = Path(kernel_times.__file__).parent / kernel_times.FILE
+OUT = Path(roofline.__file__).parent / roofline.FILE
 NOMINAL = 0.9  # share of the steps that the half-width is to cover
 ROBUST = 0.1  # of the error of a row on a log scale
 MOST_STEPS = 12  # of Gauss and Newton
@@ -179,8 +187,8 @@ def seconds_of_operators(values: Values, given: Operators) -> Array:
     seconds = np.zeros(len(given.measured))
     for name in np.unique(given.card):
         card = cards.card(str(name))
-        clock = kernel_times.sustained(card, values["joules_per_flop"])
-        reach = values[f"reach.{kernel_times.reach_of(card)}"]
+        clock = roofline.sustained(card, values["joules_per_flop"])
+        reach = values[f"reach.{roofline.reach_of(card)}"]
         for group in np.unique(given.group):
             at = (given.card == name) & (given.group == group)
             compute, read, written, layout = (x[at] for x in given.ideal)

@@ -3,7 +3,7 @@
 Each run of `benchmarks/data/gpu_peaks.csv` and `gpu_peaks_more.csv` (public_runs.py rebuilds it) is
 recorded over fake tensors, its kernels' own memory added by the rules of memlab, and the caching
 allocator replayed on the row's card; no GPU is used. Convolutions take what the hypothesis in the
-middle says (memlab/costs/cudnn_workspace.py); whether a run fits a cap is judged without their
+middle says (memlab/cost_model/cuda_kernels.py); whether a run fits a cap is judged without their
 workspaces. In the same run: a bare replay (no workspace, no limit), and what xMem, DNNMem,
 SchedTune and LLMem estimated. A prediction fails if the run was out of memory at a cap above its
 size (`max_cap_oom`), or is predicted to be so at a cap where it trained (`min_cap_trained`).
@@ -18,9 +18,9 @@ The runs used torchvision 0.21 and transformers 4.51.3, and newer transformers h
         tokenizers==0.21.1 huggingface_hub==0.30.2
 Without the folder the installed transformers are used and the convnets are skipped.
 
-By these rows were chosen: the weights and half-widths of memlab/predicting/memory.json, where
+By these rows were chosen: the weights and half-widths of memlab/prediction/memory.json, where
 `benchmarks/calibrate_memory.py` judges each model by the others, and that a new segment lies below
-the earlier ones (memlab/allocator/pools.py). Goals: language models 0.2 % median and 1 % at the
+the earlier ones (memlab/memory/replay.py). Goals: language models 0.2 % median and 1 % at the
 90th percentile, convnets 1 and 4 %, failures below 3 %.
 """
 
@@ -42,14 +42,19 @@ from benchmarks.public_runs import (
     record,
     use_packages,
 )
-from memlab.allocator.replay import AllocatorSettings, least_limit, replay, serves
-from memlab.arguments.units import MIB
-from memlab.costs.cuda_kernels import effects
-from memlab.costs.cudnn_workspace import Workspaces, middle, take_workspace, with_workspaces
+from memlab._util.units import MIB
+from memlab.cost_model.cuda_kernels import (
+    Workspaces,
+    effects,
+    middle,
+    take_workspace,
+    with_workspaces,
+)
 from memlab.devices import cards
-from memlab.predicting.memory_widths import weights
-from memlab.recording.assembly import Effect, trace_of
-from memlab.recording.recording import Recording
+from memlab.memory.replay import AllocatorSettings, least_limit, replay, serves
+from memlab.prediction.memory_widths import weights
+from memlab.tracing.assembly import Effect, trace_of
+from memlab.tracing.recording import Recording
 
 PEAKS = [Path(__file__).parent / "data" / name for name in ("gpu_peaks.csv", "gpu_peaks_more.csv")]
 PEERS = {"xMem": "xmem_bytes", "DNNMem": "dnnmem_bytes", "SchedTune": "schedtune_bytes",

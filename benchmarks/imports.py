@@ -17,8 +17,7 @@ from typing import Any
 import memlab
 from benchmarks import report
 from benchmarks.recipes import RECIPES, Recipe, RecipeKind
-from memlab.importing.imported import FieldStatus, ImportedTraining
-from memlab.importing.reading import UNKNOWN, flattened
+from memlab.integrations.reading import UNKNOWN, FieldStatus, ImportedTraining, flattened
 
 NEEDS = {
     RecipeKind.TRANSFORMERS: ("transformers",),

@@ -47,11 +47,11 @@ import numpy as np
 from benchmarks import report
 from benchmarks.megatron_gpt import Case, workload
 from memlab import StepConfig
-from memlab.costs.recorded_step import RecordedStep, from_recorded_step
-from memlab.costs.roofline import SLOW_LAUNCH_SECONDS
+from memlab.cost_model.recorded_step import RecordedStep, from_recorded_step
+from memlab.cost_model.roofline import SLOW_LAUNCH_SECONDS
 from memlab.devices import cards
-from memlab.recording.program import Program
 from memlab.trace import Phase
+from memlab.tracing.program import Program
 
 ROWS = Path(__file__).parent / "data" / "iteration_ms_a100.csv"
 GOAL = 0.15

@@ -25,15 +25,15 @@ import torch
 
 from benchmarks import report
 from benchmarks.kernel_bodies import KERNELS, Kernel
-from memlab.allocator.replay import AllocatorSettings, replay
-from memlab.arguments.units import MIB
-from memlab.costs.cuda_kernels import effects
+from memlab._util.units import MIB
+from memlab.cost_model.cuda_kernels import effects
 from memlab.devices import cards
-from memlab.recording import stand_in
-from memlab.recording.assembly import trace_of
-from memlab.recording.recording import Recording
-from memlab.recording.tracker import Tracker, record_fake
+from memlab.memory.replay import AllocatorSettings, replay
 from memlab.trace import Phase
+from memlab.tracing import fake_cuda
+from memlab.tracing.assembly import trace_of
+from memlab.tracing.recording import Recording
+from memlab.tracing.tracker import Tracker, record_fake
 
 PEAKS = Path(__file__).parent / "data" / "kernel_peaks.csv"
 GOAL = 0.001
@@ -50,7 +50,7 @@ def record(make: Callable[[torch.device], Kernel], mode: str, card: cards.Card) 
         mode: "forward", or "full" and "backward" for a backward in each turn.
         card: whose compute capability decides which kernels there are.
     """
-    with stand_in.as_cuda(card.compute_capability) as device:
+    with fake_cuda.as_cuda(card.compute_capability) as device:
         tracker = Tracker(device.type)
 
         def go(_: object) -> None:

@@ -24,8 +24,8 @@ import memlab
 from benchmarks import report
 from benchmarks.recompute import chain_of, done
 from memlab import StepConfig, StepResult, Workload
-from memlab.arguments.units import GIB, MIB
-from memlab.step import build_step, set_seed
+from memlab._util.units import GIB, MIB
+from memlab.techniques.step import build_step, set_seed
 from memlab.workloads.language import Gpt
 
 CARD = "h200"

@@ -30,9 +30,9 @@ from torch.utils import _pytree as pytree
 import memlab
 from benchmarks import report
 from memlab import StepConfig, Workload
+from memlab._util.units import GIB, KIB, MIB
 from memlab.api import predict_with_forecast
-from memlab.arguments.units import GIB, KIB, MIB
-from memlab.worker import isolation
+from memlab.runtime import isolation
 
 RATIO_GOAL, ARITHMETIC_GOAL_MS, DRAWN_GOAL_MS = 0.35, 5.0, 100.0
 LARGE_GOAL_SECONDS, LARGE_GOAL_BYTES = 30.0, 4 * GIB
@@ -87,7 +87,7 @@ def llama_70b() -> Workload:
 def predict_here(workload: Workload, device: str) -> None:
     """Predict in this process."""
     from memlab.devices.cards import resolve
-    from memlab.predicting.predict import predict_in_process
+    from memlab.prediction.predict import predict_in_process
 
     found = predict_in_process(
         workload,
@@ -174,7 +174,7 @@ def slider(num_moves: int) -> list[dict[str, Any]]:
     """Return how long moves of the batch slider take: sums alone, and all that the panel does."""
     from memlab import plots
     from memlab._panel.pictures import SIZES
-    from memlab.predicting.interpolation import interpolated
+    from memlab.prediction.interpolation import interpolated
 
     found = predict_with_forecast(gpt(), StepConfig(), CARD)
     if found.forecast is None:

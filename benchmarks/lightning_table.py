@@ -28,9 +28,9 @@ from torch.nn import functional
 
 from benchmarks import report
 from memlab import StepConfig, StepResult, Workload
-from memlab.arguments.units import MIB
+from memlab._util.units import MIB
 from memlab.devices import cards
-from memlab.predicting.predict import predict_in_process
+from memlab.prediction.predict import predict_in_process
 
 CLUSTER, NUM_CARDS = "2x-a100-40", 2
 WORDS, WIDTH, INNER, HEADS, LAYERS, DROPOUT, TOKENS = 33_278, 1024, 4096, 64, 32, 0.2, 35

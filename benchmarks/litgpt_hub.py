@@ -36,7 +36,7 @@ from benchmarks.litgpt_layers import FourBitLinear
 from benchmarks.litgpt_table import GB, OUT_OF_MEMORY
 from memlab import StepConfig, StepResult, Workload
 from memlab.devices import cards
-from memlab.predicting.predict import predict_in_process
+from memlab.prediction.predict import predict_in_process
 
 ROWS = Path(__file__).parent / "data" / "finetune_a10g.csv"
 CARD = "a10"

@@ -28,7 +28,7 @@ from benchmarks import report
 from benchmarks.litgpt_model import MODELS, Recipe, workload
 from memlab import StepConfig, StepResult
 from memlab.devices import cards
-from memlab.predicting.predict import predict_in_process
+from memlab.prediction.predict import predict_in_process
 
 ROWS = Path(__file__).parent / "data" / "finetune_a100_40.csv"
 CARD = "a100-40"

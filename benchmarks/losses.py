@@ -27,15 +27,15 @@ from benchmarks import report
 from benchmarks.kernel_bodies import Kernel
 from benchmarks.kernel_peaks import NUM_TURNS, record
 from memlab import Outcome, StepConfig, workloads
-from memlab.allocator.replay import AllocatorSettings, replay
-from memlab.arguments.units import GIB, MIB
+from memlab._util.units import GIB, MIB
 from memlab.config import LossKernel
-from memlab.costs.cuda_kernels import effects
+from memlab.cost_model.cuda_kernels import effects
 from memlab.devices import cards
 from memlab.errors import MemlabError
-from memlab.predicting.predict import predict_in_process
-from memlab.recording.assembly import trace_of
+from memlab.memory.replay import AllocatorSettings, replay
+from memlab.prediction.predict import predict_in_process
 from memlab.techniques.loss import chunked_loss, fused_loss
+from memlab.tracing.assembly import trace_of
 
 CARD = "a100-80"
 MODELS = {"qwen-0.5b": (151_936, 896), "llama-1b": (128_256, 2048)}  # classes, features

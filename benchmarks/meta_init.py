@@ -28,16 +28,16 @@ from torch import nn
 
 from benchmarks import report
 from memlab import StepConfig, Workload, workloads
-from memlab.arguments.units import KIB
-from memlab.costs.recorded_step import Failure, RecordedStep, from_recorded_step
+from memlab._util.units import KIB
+from memlab.cost_model.recorded_step import Failure, RecordedStep, from_recorded_step
 from memlab.devices.cards import Target
-from memlab.meters.lifetimes import build_peak_bytes
-from memlab.meters.meter import Meter, record
-from memlab.recording.assembly import sizes_of
-from memlab.step import build_step, set_seed
-from memlab.techniques.building.deferred import build_on_meta, noted_build
+from memlab.memory.lifetimes import build_peak_bytes
+from memlab.memory.meter import Meter, record
+from memlab.techniques.deferred import build_on_meta, noted_build
 from memlab.techniques.sharding.ranks import local
+from memlab.techniques.step import build_step, set_seed
 from memlab.trace import Phase
+from memlab.tracing.assembly import sizes_of
 
 NUM_LAYERS, NUM_LAYERS_QUICK = 24, 4
 WAYS = ("plain", "noted on meta, not made", "on meta, then made")

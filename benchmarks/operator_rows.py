@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from memlab.costs.roofline import Work, work_of
+from memlab.cost_model.roofline import Work, work_of
 from memlab.devices import cards
 from memlab.devices.cards import Card
-from memlab.operators.signatures import TensorSpec, signature_of
+from memlab.devices.operators import TensorSpec, signature_of
 
 FILE = Path(__file__).parent / "data" / "operator_ms.csv"
 aten = torch.ops.aten

@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks import fit_times, operator_rows, report, time_doubt
 from benchmarks.fit_times import Array, Operators
-from memlab.costs.roofline import LAUNCH_SECONDS
+from memlab.cost_model.roofline import LAUNCH_SECONDS
 
 PLAIN_COMPUTE, PLAIN_MEMORY = 0.7, 0.9  # of the peak, of the bandwidth
 OF_A_MODEL = {"tool": "NeuSight", "what": "training GPT-3 on an H100", "error %": 2.3,

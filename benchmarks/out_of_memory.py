@@ -17,9 +17,9 @@ from torch import nn
 
 from benchmarks import report
 from memlab import StepConfig, Workload
+from memlab._util.units import MIB, parse_bytes
 from memlab.api import inspect_workload
-from memlab.arguments.units import MIB, parse_bytes
-from memlab.worker import isolation
+from memlab.runtime import isolation
 
 NUM_RUNS, NUM_RUNS_QUICK, REPORT_EVERY = 50, 10, 10
 GOAL_BYTES = 50 * MIB

@@ -17,8 +17,8 @@ import memlab
 from benchmarks import report
 from benchmarks.independent import BareStep
 from memlab import StepConfig, Workload
-from memlab.measuring.measure import timed_step
-from memlab.step import build_step
+from memlab.runtime.measure import timed_step
+from memlab.techniques.step import build_step
 
 WORKLOADS = ("gpt-small", "resnet-digits", "lstm-text")
 GOAL = (0.98, 1.02)

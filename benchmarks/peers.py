@@ -28,8 +28,8 @@ from torch.utils import _pytree as pytree
 from benchmarks.independent import SEED, peak_in_profile
 from memlab import StepConfig, Workload
 from memlab.techniques import accumulation, precision
+from memlab.techniques.checkpointing import checkpointing
 from memlab.techniques.optimizers import optimizers
-from memlab.techniques.recompute import checkpointing
 
 CPU = torch.device("cpu")
 SECONDS_FOR_ONE_JOB = 300

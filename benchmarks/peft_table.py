@@ -41,7 +41,7 @@ from torch import nn
 from benchmarks import report
 from memlab import StepConfig, StepResult, Workload, workloads
 from memlab.devices import cards
-from memlab.predicting.predict import predict_in_process
+from memlab.prediction.predict import predict_in_process
 
 ROWS = Path(__file__).parent / "data" / "finetune_l40s.csv"
 CARD, SAMPLES, GB = "l40s", 4, 1e9

@@ -29,10 +29,10 @@ import numpy.typing as npt
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from memlab.recording import stand_in
-from memlab.recording.recording import Recording
-from memlab.recording.tracker import Tracker, record_fake
 from memlab.trace import Phase, Trace
+from memlab.tracing import fake_cuda
+from memlab.tracing.recording import Recording
+from memlab.tracing.tracker import Tracker, record_fake
 
 NUM_STEPS = 4
 IMAGE_SIZE, LENGTH = 86, 128
@@ -161,7 +161,7 @@ def convnets() -> dict[str, Build]:
 
 def record(run: PublicRun) -> Recording:
     """Return what the run would do on a CUDA card."""
-    with stand_in.as_cuda() as device:
+    with fake_cuda.as_cuda() as device:
         tracker = Tracker(device.type)
         loop = _language if run.model in LANGUAGE_MODELS else _convolutional
 

@@ -37,9 +37,9 @@ from torch.nn import functional
 
 from benchmarks import report
 from memlab import StepConfig, StepResult, Workload
-from memlab.arguments.units import MIB
+from memlab._util.units import MIB
 from memlab.devices import cards
-from memlab.predicting.predict import predict_in_process
+from memlab.prediction.predict import predict_in_process
 from memlab.trace import PHASES, Phase
 
 ROWS = Path(__file__).parent / "data" / "rank_memory.csv"

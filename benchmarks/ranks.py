@@ -10,11 +10,9 @@ import torch
 
 from memlab import StepConfig, StepResult, VerifyReport, Workload
 from memlab.result import Source
-from memlab.verifying.verify import verify_in_process
-from memlab.worker.job import Job
-from memlab.worker.ranks.group import RankGroup
-from memlab.worker.ranks.measuring import measure_in
-from memlab.worker.ranks.verifying import updates_in
+from memlab.runtime.job import Job
+from memlab.runtime.rank_group import RankGroup, measure_in, updates_in
+from memlab.runtime.verify import verify_in_process
 
 CALL_SECONDS = 240.0  # of one setting
 

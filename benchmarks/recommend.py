@@ -29,6 +29,7 @@ import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,12 +41,12 @@ import memlab
 from benchmarks import report
 from benchmarks.recommend_peers import Trials, by_accelerate, by_lightning
 from memlab import Outcome, StepConfig, Workload
-from memlab.arguments.units import GIB, MIB
-from memlab.recommending import recommend as recommending
-from memlab.recommending.goal import Goal
-from memlab.recommending.search import SAME_TIME, Found
-from memlab.recommending.space import can_be_planned, with_settings
+from memlab._util.units import GIB, MIB
 from memlab.running import Progress
+from memlab.search import recommend
+from memlab.search.alternatives import can_be_planned, with_settings
+from memlab.search.goal import Goal
+from memlab.search.search import SAME_TIME, Found
 from memlab.techniques import every
 
 CARD, SEARCHED_BATCH, SEARCHED_LIMITS = "rtx-4060", 240, ("600MiB", "500MiB")
@@ -120,14 +121,14 @@ class Resident:
 def searched(quick: bool) -> None:
     """Search in this process, which has just been started, and print what it took as JSON."""
     seen: list[tuple[Goal, Found]] = []
-    search = recommending.search
+    search_together = recommend.search_together
 
-    def noted(goal: Goal) -> Found:
-        found = search(goal)
-        seen.append((goal, found))
+    def noted(goals: Sequence[Goal]) -> list[Found]:
+        found = search_together(goals)
+        seen.extend(zip(goals, found, strict=True))
         return found
 
-    recommending.search = noted  # type: ignore[assignment]
+    recommend.search_together = noted
     workload = memlab.workloads.get("gpt-small", **({"num_layers": 1} if quick else {}))
     batch = 8 if quick else SEARCHED_BATCH
     resident, first = Resident(), SEARCHED_LIMITS[0]

@@ -28,16 +28,16 @@ import memlab
 from benchmarks import meter, recompute_checks, report
 from benchmarks.recompute_points import BY_HAND, COMPILED, OURS, Point, judge, rows_of
 from memlab import StepConfig, StepResult, Workload
-from memlab.arguments.units import MIB
+from memlab._util.units import MIB
 from memlab.config import PRESET_POLICIES
 from memlab.devices.cards import resolve
-from memlab.plan import Plan
-from memlab.planning.chain import Chain
-from memlab.planning.plans import chain_for
-from memlab.step import build_step, set_seed
-from memlab.techniques.recompute.repeated_blocks import find_blocks
+from memlab.prediction.chain import Chain
+from memlab.prediction.plans import chain_for
+from memlab.runtime import isolation
+from memlab.techniques.checkpointing.blocks import find_blocks
+from memlab.techniques.step import build_step, set_seed
+from memlab.techniques.technique import Plan
 from memlab.trace import CATEGORIES, PHASES, Phase
-from memlab.worker import isolation
 
 BUDGETS = tuple(round(1 - 0.1 * i, 1) for i in range(11))
 COMPILED_BUDGETS = (1.0, 0.5, 0.0)
@@ -252,7 +252,7 @@ def saved_bytes(result: StepResult) -> int:
 
 def solving(num_layers: int = 48) -> dict[str, Any]:
     """Return how long the chain of a deep GPT takes in this process, and picking from it."""
-    from memlab.planning import chains
+    from memlab.prediction import chains
 
     seconds: list[float] = []
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import report
-from memlab.arguments.units import MIB
+from memlab._util.units import MIB
 
 OURS, BY_HAND, COMPILED = "eager budget", "every k-th block", "compile budget"
 MARGIN, AREA_GOAL = 0.02, 0.9

@@ -23,15 +23,14 @@ import torch
 import memlab
 from benchmarks import report
 from memlab import Outcome, StepResult, workloads
-from memlab.arguments.units import format_bytes
+from memlab._util.units import format_bytes
 from memlab.config import Precision
 from memlab.devices.cards import Target
-from memlab.records.recorded import DeviceRecord
-from memlab.records.records import RecordedRun
-from memlab.records.targets import target_of
 from memlab.result import format_percent
-from memlab.techniques.compiling.compilation import is_compiled
-from memlab.worker import isolation
+from memlab.runtime import isolation
+from memlab.store.recorded import DeviceRecord, target_of
+from memlab.store.records import RecordedRun
+from memlab.techniques.compilation import is_compiled
 
 GOALS = {"allocated": (1.0, 3.0), "reserved": (2.0, 5.0), "time": (5.0, 12.0)}
 NUM_WORST = 10

@@ -26,12 +26,11 @@ import torch.distributed as dist
 from benchmarks import report
 from memlab import StepConfig, StepResult, Workload, workloads
 from memlab.devices.cards import Target, resolve
-from memlab.measuring.collective_threads import paused_for, unseen_free_bytes
-from memlab.measuring.measure import MOST_UNSEEN_BYTES
-from memlab.meters.meter import Meter, record
-from memlab.predicting.predict import predict_in_process
-from memlab.saving import checkpoints
-from memlab.step import Step, build_step
+from memlab.memory.meter import Meter, record
+from memlab.prediction.predict import predict_in_process
+from memlab.runtime.measure import MOST_UNSEEN_BYTES, paused_for, unseen_free_bytes
+from memlab.techniques import checkpoints
+from memlab.techniques.step import Step, build_step
 from memlab.trace import Phase
 
 WORKLOADS: dict[str, dict[str, Any]] = {

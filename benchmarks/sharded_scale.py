@@ -26,9 +26,9 @@ import torch
 from benchmarks import report
 from benchmarks.meta_init import resident
 from memlab import StepConfig, Workload, workloads
-from memlab.arguments.units import GIB, format_bytes
+from memlab._util.units import GIB, format_bytes
 from memlab.devices import cards
-from memlab.predicting.predict import predict_in_process
+from memlab.prediction.predict import predict_in_process
 
 LLAMA_70B = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8192,

@@ -19,7 +19,7 @@ from benchmarks import report
 from benchmarks.ranks import Ranks
 from memlab import Outcome, StepConfig, StepResult, workloads
 from memlab.devices.cards import Target
-from memlab.predicting.predict import predict_in_process
+from memlab.prediction.predict import predict_in_process
 
 WORKLOADS: dict[str, tuple[int, dict[str, Any]]] = {
     "gpt-small": (4, {"num_layers": 3, "sequence_length": 64}),

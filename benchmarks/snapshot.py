@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.meta_init import resident
-from memlab.arguments.units import GIB, MIB
+from memlab._util.units import GIB, MIB
 
 NUM_BYTES, NUM_BYTES_QUICK = 10**9, 2 * 10**7
 MOST_RESIDENT_BYTES, MOST_SECONDS = 8 * GIB, 300.0

@@ -31,7 +31,7 @@ from torch.nn.utils import parametrizations
 import memlab
 from benchmarks import models, report
 from memlab import StepConfig, StepResult, Workload
-from memlab.arguments.units import MIB
+from memlab._util.units import MIB
 
 NUM_PREDICTIONS, NUM_QUICK = 2_000, 60
 DEVICES = ("cpu", "cpu", "h200", "rtx-4060", "rtx-3060")

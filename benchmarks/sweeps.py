@@ -30,10 +30,10 @@ from torch import nn
 import memlab
 from benchmarks import report
 from memlab import StepConfig, StepResult, Workload
-from memlab.store import claims
-from memlab.sweeping import tasks
-from memlab.sweeping.table import SweepTable
-from memlab.worker import isolation
+from memlab.runtime import isolation
+from memlab.search import sweep_tasks
+from memlab.search.sweep import SweepTable
+from memlab.store import database
 
 NUM_WORKER_KILLS, NUM_QUICK_KILLS = 20, 4
 NUM_BATCHES, NUM_QUICK_BATCHES = 50, 6
@@ -83,13 +83,13 @@ def child(path: str, log: str, num_batches: str, killed: str, write: str) -> Non
         killed: the settings whose worker is killed in their first run, with commas between.
         write: kill this process in the middle of this write; 0 for none.
     """
-    tasks.measure_only = _noted(Path(log), set(killed.split(",")))
-    claims.insert = _killed_at(int(write))
+    sweep_tasks.measure_only = _noted(Path(log), set(killed.split(",")))
+    database.insert = _killed_at(int(write))
     swept(path, int(num_batches))
 
 
 def _noted(log: Path, killed: set[str]) -> Any:
-    measure = tasks.measure_only
+    measure = sweep_tasks.measure_only
 
     def measure_and_note(workload: Workload, config: StepConfig, *rest: Any, **options: Any) -> Any:
         name = name_of(config)
@@ -114,7 +114,7 @@ def _noted(log: Path, killed: set[str]) -> Any:
 
 
 def _killed_at(number: int) -> Any:
-    insert, count = claims.insert, 0
+    insert, count = database.insert, 0
 
     def insert_and_die(*arguments: Any) -> None:
         nonlocal count

@@ -17,12 +17,12 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from memlab.config import StepConfig
-from memlab.costs.recorded_step import Failure, RecordedStep, from_recorded_step
-from memlab.costs.roofline import Work, work_of
+from memlab.cost_model.recorded_step import Failure, RecordedStep, from_recorded_step
+from memlab.cost_model.roofline import Work, work_of
 from memlab.devices import cards
 from memlab.devices.cards import Target
-from memlab.operators.signatures import Signature, TensorSpec
-from memlab.recording.program import Program
+from memlab.devices.operators import Signature, TensorSpec
+from memlab.tracing.program import Program
 from memlab.workload import Workload
 
 FILE = Path(__file__).parent / "data" / "timm_rtx3090.csv"

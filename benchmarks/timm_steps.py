@@ -30,10 +30,10 @@ import numpy as np
 from benchmarks import fit_times, report, time_doubt, timm_operators
 from benchmarks.gpu_peaks import PACKAGES_HELP
 from benchmarks.public_runs import use_packages
-from memlab.arguments.units import MIB
-from memlab.costs.kernel_times import table
-from memlab.costs.recorded_step import Failure, RecordedStep
-from memlab.predicting.predict import _forecast, _taken
+from memlab._util.units import MIB
+from memlab.cost_model.recorded_step import Failure, RecordedStep
+from memlab.cost_model.roofline import table
+from memlab.prediction.predict import _forecast, _taken
 
 # What a process held beside the allocator before kernels were loaded one by one (CUDA 11.7), on an
 # RTX 3090: 1001 MiB (pytorch issue 54564) and 1687 MiB (issue 55277) for one tensor; kernels of

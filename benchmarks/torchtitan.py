@@ -28,10 +28,10 @@ from typing import Any
 from benchmarks import report
 from benchmarks.titan_llama import Sizes, workload
 from memlab import StepConfig
-from memlab.arguments.units import GIB
+from memlab._util.units import GIB
 from memlab.devices import cards
 from memlab.devices.cards import Target
-from memlab.predicting.predict import predict_in_process
+from memlab.prediction.predict import predict_in_process
 
 ROWS = Path(__file__).parent / "data" / "torchtitan.csv"
 GOAL_MEMORY, GOAL_SPEED = 0.10, 0.25

@@ -31,10 +31,10 @@ import memlab
 from benchmarks import report
 from benchmarks.report import fresh_python
 from memlab import StepConfig, StepResult, Workload
-from memlab.measuring import measure
-from memlab.meters import meter
-from memlab.sending.arguments import pickled
-from memlab.step import Step
+from memlab.memory import meter
+from memlab.runtime import measure
+from memlab.runtime.sending import pickled
+from memlab.techniques.step import Step
 
 GOALS = {"import": 0.050, "run to result": 0.3, "first paint": 2.0}
 WORKLOADS = ("gpt-small", "lstm-text")

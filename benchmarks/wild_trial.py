@@ -28,10 +28,10 @@ from benchmarks.wild_plain import BATCH_SIZE, NUM_UPDATES, SEED, one_line
 from memlab import Outcome, StepConfig, Workload
 from memlab.devices.cards import resolve
 from memlab.errors import MemlabError
-from memlab.planning.plans import plan_for
+from memlab.prediction.plans import plan_for
 from memlab.running import Ended
-from memlab.step import build_step, set_seed
-from memlab.worker import isolation
+from memlab.runtime import isolation
+from memlab.techniques.step import build_step, set_seed
 
 CARDS = ("h200", "rtx-4060")
 RECOMPUTE: dict[str, dict[str, Any]] = {

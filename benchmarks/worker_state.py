@@ -90,7 +90,7 @@ PYTHON = {  # name: what build_model executes
     "profiling timer": "import signal; signal.setitimer(signal.ITIMER_PROF, 0.5)",
     "scheduled when idle": "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))",
     "raw thread left": "import _thread, time; _thread.start_new_thread(time.sleep, (60,))",
-    "memlab patched": "import memlab.step; memlab.step.build_step = None",
+    "memlab patched": "import memlab.techniques.step; memlab.techniques.step.build_step = None",
 }
 
 

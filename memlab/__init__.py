@@ -5,45 +5,42 @@ from typing import TYPE_CHECKING, Any
 
 from memlab import workloads
 from memlab._version import __version__
-from memlab.api import measure, predict, verify
+from memlab.api import measure, measure_loading, measure_run, predict, predict_run, verify
 from memlab.config import StepConfig
-from memlab.costs.cost_store import forget_costs
+from memlab.cost_model.cost_store import forget_costs
 from memlab.devices.cards import card
 from memlab.errors import MemlabError
-from memlab.loaders import measure_loading
 from memlab.loading import LoadingConfig, LoadingResult
-from memlab.records.recorded import recorded, recordings
 from memlab.result import Outcome, StepResult
 from memlab.running import require_ok
+from memlab.runtime.verify_report import VerifyReport
 from memlab.store.frames import results, stored_results, table, to_frame
-from memlab.verifying.report import VerifyReport
+from memlab.store.recorded import recorded, recordings
 from memlab.workload import SampleSize, Workload, WorkloadChoices
 
 if TYPE_CHECKING:
     from memlab import plots
     from memlab._panel import panel
     from memlab._panel.live_sweep import live_sweep
-    from memlab.allocator.hygiene import replay_allocations
-    from memlab.changes.compare import compare
-    from memlab.comparing.batches import predict_batches
-    from memlab.comparing.ladder import ladder
-    from memlab.comparing.pairs import compare_recompute
-    from memlab.comparing.quantized_base import compare_base
-    from memlab.explaining.explain import explain
-    from memlab.explaining.graph_of_step import graph_table
-    from memlab.exporting.export import export_script
-    from memlab.graphs.segments import checkpoint_graph
-    from memlab.importing.opening import from_trainer
-    from memlab.lengths.predict import predict_lengths
-    from memlab.recommending.largest import largest_batch
-    from memlab.recommending.recommend import recommend
-    from memlab.snapshots.opening import open_snapshot
-    from memlab.stages.run_settings import Evaluation, Generation, TrainingRun
-    from memlab.step import build_step
+    from memlab.integrations.export import export_script
+    from memlab.integrations.from_trainer import from_trainer
+    from memlab.integrations.snapshot import open_snapshot
+    from memlab.integrations.training_step import training_step
+    from memlab.memory.hygiene import replay_allocations
+    from memlab.prediction.run_settings import Evaluation, Generation, TrainingRun
+    from memlab.search.compare_batches import compare_recompute, predict_batches
+    from memlab.search.explain import explain
+    from memlab.search.graph_of_step import graph_table
+    from memlab.search.ladder import ladder
+    from memlab.search.largest_batch import largest_batch
+    from memlab.search.lengths import predict_lengths
+    from memlab.search.quantized_base import compare_base
+    from memlab.search.recommend import recommend
+    from memlab.search.sweep import sweep
+    from memlab.store.compare import compare
     from memlab.store.from_records import store_records
-    from memlab.sweeping.sweep import sweep
-    from memlab.training.training_step import training_step
-    from memlab.whole_runs.calls import measure_run, predict_run
+    from memlab.techniques.checkpointing.graph_segments import checkpoint_graph
+    from memlab.techniques.step import build_step
 
 __all__ = [
     "Evaluation", "Generation", "LoadingConfig", "LoadingResult", "MemlabError", "Outcome",
@@ -57,17 +54,17 @@ __all__ = [
     "training_step", "verify", "workloads",
 ]  # fmt: skip
 LATE = {  # public names whose modules `import memlab` does not wait for
-    "Evaluation": "stages.run_settings", "build_step": "step", "predict_lengths": "lengths.predict",
-    "Generation": "stages.run_settings", "export_script": "exporting.export",
-    "TrainingRun": "stages.run_settings", "open_snapshot": "snapshots.opening",
-    "checkpoint_graph": "graphs.segments", "plots": "plots", "predict_batches": "comparing.batches",
-    "compare": "changes.compare", "explain": "explaining.explain", "ladder": "comparing.ladder",
-    "compare_base": "comparing.quantized_base", "graph_table": "explaining.graph_of_step",
-    "compare_recompute": "comparing.pairs", "largest_batch": "recommending.largest",
-    "from_trainer": "importing.opening", "live_sweep": "_panel.live_sweep",
-    "measure_run": "whole_runs.calls", "predict_run": "whole_runs.calls", "sweep": "sweeping.sweep",
-    "panel": "_panel", "recommend": "recommending.recommend", "store_records": "store.from_records",
-    "replay_allocations": "allocator.hygiene", "training_step": "training.training_step",
+    "panel": "_panel", "live_sweep": "_panel.live_sweep", "export_script": "integrations.export",
+    "from_trainer": "integrations.from_trainer", "open_snapshot": "integrations.snapshot",
+    "training_step": "integrations.training_step", "replay_allocations": "memory.hygiene",
+    "plots": "plots", "Evaluation": "prediction.run_settings",
+    "Generation": "prediction.run_settings", "TrainingRun": "prediction.run_settings",
+    "compare_recompute": "search.compare_batches", "predict_batches": "search.compare_batches",
+    "explain": "search.explain", "graph_table": "search.graph_of_step", "ladder": "search.ladder",
+    "largest_batch": "search.largest_batch", "predict_lengths": "search.lengths",
+    "compare_base": "search.quantized_base", "recommend": "search.recommend",
+    "sweep": "search.sweep", "compare": "store.compare", "store_records": "store.from_records",
+    "checkpoint_graph": "techniques.checkpointing.graph_segments", "build_step": "techniques.step",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`python -m memlab`, and the command `memlab`: see `commands/`."""
+"""`python -m memlab`, and the command `memlab`: see `cli/`."""
 
 import sys
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the status of the process."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given[:1] == ["doctor"]:  # it runs where click is not installed
-        from memlab.doctor import command
+        from memlab.cli import doctor
 
-        return command.main(given[1:])
+        return doctor.main(given[1:])
 
-    from memlab.commands.group import memlab
+    from memlab.cli.group import memlab
 
     try:
         memlab.main(given or ["--help"], prog_name="memlab")

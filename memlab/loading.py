@@ -7,7 +7,7 @@ They are not fields of `StepConfig`, because a step begins when its batch has be
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from memlab.arguments.checks import check_fields, count, of_type
+from memlab._util.checks import check_fields, count, of_type
 from memlab.config import StepConfig
 from memlab.errors import ConfigError
 from memlab.result import Outcome

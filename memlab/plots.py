@@ -12,26 +12,19 @@ how they look and are exported is in `figures/look.py`.
 b'PNG'
 """
 
-from memlab.figures.cost_changes import cost_changes
-from memlab.figures.heat_map import heat_map, varying_fields
-from memlab.figures.ladder import waterfall
-from memlab.figures.lengths import lengths
 from memlab.figures.look import CATEGORY_COLORS, CATEGORY_LABELS, placeholder, to_png, to_svg
-from memlab.figures.memory_against_time import memory_against_time
-from memlab.figures.peak_bar import peak_bar
-from memlab.figures.peak_map import peak_map
-from memlab.figures.rank_peaks import rank_peaks
-from memlab.figures.rank_timelines import rank_timelines
-from memlab.figures.recommendations import recommendations
-from memlab.figures.run_stages import run
-from memlab.figures.scaling import scaling
-from memlab.figures.snapshot_comparison import snapshot_comparison
-from memlab.figures.snapshot_fragmentation import snapshot_fragmentation
-from memlab.figures.snapshot_growth import snapshot_growth
-from memlab.figures.snapshot_peak import snapshot_peak
-from memlab.figures.snapshot_timeline import snapshot_timeline
+from memlab.figures.peak import peak_bar, peak_map
+from memlab.figures.ranks import rank_peaks, rank_timelines
+from memlab.figures.runs import heat_map, memory_against_time, scaling, step_times, varying_fields
+from memlab.figures.searches import cost_changes, lengths, recommendations, run, waterfall
+from memlab.figures.snapshots import (
+    snapshot_comparison,
+    snapshot_fragmentation,
+    snapshot_growth,
+    snapshot_peak,
+    snapshot_timeline,
+)
 from memlab.figures.step_graph import step_graph
-from memlab.figures.step_times import step_times
 from memlab.figures.timeline import timeline
 
 __all__ = [

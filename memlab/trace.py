@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memlab.arguments.checks import of_type
+from memlab._util.checks import of_type
 
 if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import

@@ -8,8 +8,8 @@ from torch import nn
 import memlab
 from memlab import Outcome, StepConfig, Workload
 from memlab.devices.cards import resolve
-from memlab.planning import chains
-from memlab.predicting.predict import predict_in_process
+from memlab.prediction import chains
+from memlab.prediction.predict import predict_in_process
 from tests.models import blocks
 
 WORKLOADS = {

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from memlab.arguments.units import MIB
+from memlab._util.units import MIB
 from memlab.trace import Interval, Phase, Trace
 from tests.snapshot_parts import (
     ADAM,

@@ -2,8 +2,7 @@
 
 import torch
 
-from memlab.operators.cost import OperatorCost
-from memlab.operators.signatures import TensorSpec
+from memlab.devices.operators import OperatorCost, TensorSpec
 
 COST = OperatorCost(output_bytes=(28, 0), peak_bytes=64, seconds=1.25e-6)
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from memlab import Workload
-from memlab.exporting.export import plan_of
-from memlab.step import build_step
+from memlab.integrations.export import plan_of
+from memlab.techniques.step import build_step
 from tests import ROOT
 
 IGNORED = -100
@@ -57,7 +57,7 @@ def losses_of(texts, folder, *paths):
 METERED = """
 import contextlib, io, sys
 import torch
-from memlab.meters.meter import Meter, record
+from memlab.memory.meter import Meter, record
 path, num_steps, *folders = sys.argv[1:]
 sys.path += folders
 names = {"__name__": "exported", "__file__": path}

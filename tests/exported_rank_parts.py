@@ -105,7 +105,7 @@ def of_steps(pairs, folder, num_ranks=2):
 
 def pickled(pairs):
     """Return workloads and configs as bytes."""
-    from memlab.sending.by_value import dumps
+    from memlab.runtime.sending import dumps
 
     return dumps(pairs)
 
@@ -121,10 +121,10 @@ def _loaded(folder, name, num_ranks):
 def main(folder):
     """Train with memlab's step in this rank, and keep losses and weights."""
     # late, since `of_files` needs none of it
-    from memlab.exporting.export import plan_of
-    from memlab.step import build_step
+    from memlab.integrations.export import plan_of
+    from memlab.integrations.training_step import _mean
     from memlab.techniques.sharding.ranks import local
-    from memlab.training.training_step import _mean
+    from memlab.techniques.step import build_step
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

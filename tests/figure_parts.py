@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from memlab.config import StepConfig
-from memlab.recommending.recommendations import Recommendation, Recommendations
 from memlab.result import Outcome, Source, StepResult
+from memlab.search.recommendations import Recommendation, Recommendations
 from memlab.trace import CATEGORIES, PHASES, Category, Holding, Phase, Place, Timeline
 
 MIB = 2**20

@@ -1,9 +1,9 @@
 """What the tests of the panel's predictions share."""
 
 from memlab import StepConfig
-from memlab._panel import forecasts
+from memlab._panel import questions
 from memlab._panel.questions import Estimate, How, Question
-from memlab.predicting.predict import Prediction
+from memlab.prediction.predict import Prediction
 from memlab.result import Source
 from tests.panel_parts import make_result
 
@@ -34,5 +34,5 @@ def worker(monkeypatch, answer):
         calls.append(config)
         return Prediction(result=answer(config, cancel), forecast=None)
 
-    monkeypatch.setattr(forecasts, "predict_with_forecast", stand_in)
+    monkeypatch.setattr(questions, "predict_with_forecast", stand_in)
     return calls

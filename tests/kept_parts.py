@@ -3,7 +3,7 @@
 import os
 import sys
 
-from memlab.worker.kept import KeptProcess
+from memlab.runtime.process import KeptProcess
 
 LEAVE = """
 import ctypes, os, signal, subprocess, sys, time

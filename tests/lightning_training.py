@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 import memlab
 from memlab import StepConfig
-from memlab.callbacks import step_recorder
+from memlab.integrations.lightning_recorder import step_recorder
 from tests.rank_parts import faulty
 from tests.rank_training import BATCH, batches
 

@@ -84,7 +84,7 @@ def half_used() -> Workload:
 
 def run_gradients(workload: Workload, config, seed: int = 0):
     """Return the gradients that a step leaves, by parameter name."""
-    from memlab.step import build_step, set_seed
+    from memlab.techniques.step import build_step, set_seed
 
     step = build_step(workload, config, "cpu", seed=seed)
     set_seed(seed)

@@ -7,8 +7,8 @@ from torch import nn
 
 from memlab import Outcome, StepConfig, Workload
 from memlab._panel import app, state
-from memlab.measuring.inspect import WorkloadFacts
 from memlab.result import Source, StepResult
+from memlab.runtime.inspect import WorkloadFacts
 
 PATIENCE_SECONDS = 300  # ends a hang; far above what a state takes on a busy machine
 

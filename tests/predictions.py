@@ -3,7 +3,7 @@
 import memlab
 from memlab import Outcome, StepConfig, Workload
 from memlab.devices.cards import resolve
-from memlab.predicting.predict import predict_in_process
+from memlab.prediction.predict import predict_in_process
 from tests.models import blocks
 
 FEW_BYTES = 64  # of a model of a kilobyte a scalar is a per mille

@@ -18,8 +18,8 @@ from memlab.techniques import clipping
 from memlab.techniques.offload import offloading
 from memlab.techniques.offload.offloading import Offloader, offload_state
 from memlab.techniques.sharding import replicated
+from memlab.techniques.sharding.fully_sharded import shard_blocks
 from memlab.techniques.sharding.ranks import whole
-from memlab.techniques.sharding.shards import shard_blocks
 from tests.rank_parts import WIDTH, faulty
 
 SAMPLES, NUM_UPDATES, MAX_NORM = 8, 3, 0.1

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from memlab import Workload
-from memlab.worker import start
+from memlab.runtime import start
 from tests import ROOT
 
 WIDTH = 64

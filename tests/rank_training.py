@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from memlab import StepConfig, training_step
-from memlab.techniques.batch_tensors import map_tensors
+from memlab.techniques.batches import map_tensors
 from memlab.techniques.sharding.ranks import part_of
 from tests.rank_parts import WIDTH, faulty
 from tests.tensor_parts import TOKENS, WORDS, shared

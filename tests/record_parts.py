@@ -3,8 +3,8 @@
 import numpy as np
 
 from memlab import Outcome, StepConfig
-from memlab.records.records import RecordedRun
 from memlab.result import Holding, Source, StepResult
+from memlab.store.records import RecordedRun
 from memlab.trace import CATEGORIES, Category, Phase, Timeline
 
 OPTIONS = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "sequence_length": 8}

@@ -21,8 +21,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memlab.arguments.units import GIB, MIB
-from memlab.worker.rehearsal import rehearse
+from memlab._util.units import GIB, MIB
+from memlab.runtime.serving import rehearse
 
 ROUNDING, SEGMENT = 512, 2 * MIB
 CPU = torch.device("cpu")

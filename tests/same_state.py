@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
-from memlab.step import build_step, set_seed
+from memlab.techniques.step import build_step, set_seed
 
 
 def state_after(workload, config, plan=None, steps=2):

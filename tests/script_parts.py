@@ -2,9 +2,9 @@
 
 import torch
 
-from memlab.meters.meter import Meter, record
-from memlab.script import script
-from memlab.step import build_step, set_seed
+from memlab.memory.meter import Meter, record
+from memlab.techniques.script import script
+from memlab.techniques.step import build_step, set_seed
 
 CPU = torch.device("cpu")
 NUM_BLOCKS = 4

@@ -6,7 +6,7 @@ The format is that of the docstring of `torch.cuda.memory._snapshot`: "segments"
 
 import pickle
 
-from memlab.arguments.units import MIB
+from memlab._util.units import MIB
 
 BASE = 0x7F0000000000
 

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 
 from memlab import StepConfig, StepResult
-from memlab.store.rows import RunArguments, StoredRun
+from memlab.store.database import RunArguments, StoredRun
 from tests import ROOT
 
 

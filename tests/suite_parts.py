@@ -2,7 +2,7 @@
 
 from benchmarks.gpu_suite import cases
 from memlab import StepConfig
-from memlab.records.records import Kind
+from memlab.store.records import Kind
 
 TINY = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "sequence_length": 8}
 

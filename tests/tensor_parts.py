@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from memlab import Workload
-from memlab.techniques.batch_tensors import map_tensors
+from memlab.techniques.batches import map_tensors
 
 IN, HIDDEN, OUT = 12, 32, 6
 WIDTH, HEADS, TOKENS, WORDS = 16, 4, 6, 40

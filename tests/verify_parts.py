@@ -1,7 +1,7 @@
 """What the tests of verify share."""
 
 from memlab import StepConfig, verify
-from memlab.verifying.accumulation import AccumulationEffect
+from memlab.runtime.accumulation import AccumulationEffect
 
 
 def check(workload, **fields):

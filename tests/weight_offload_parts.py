@@ -5,9 +5,9 @@ from torch import nn
 
 from memlab import Workload
 from memlab.devices.cards import resolve
-from memlab.planning.chains import plan_in_process
-from memlab.planning.plans import plan_for
-from memlab.step import build_step, set_seed
+from memlab.prediction.chains import plan_in_process
+from memlab.prediction.plans import plan_for
+from memlab.techniques.step import build_step, set_seed
 from memlab.workloads.language import Gpt
 from tests.models import blocks
 

@@ -21,11 +21,10 @@ import torch
 
 from benchmarks import report
 from benchmarks.gpu_suite import card, cases, tasks, visit
-from memlab.arguments.units import format_seconds
-from memlab.records.records import Kind, read_lines
-from memlab.visits import bench, driver
-from memlab.visits.bench import need
-from memlab.visits.case import Case
+from memlab._util.units import format_seconds
+from memlab.cli import device_visit
+from memlab.cli.device_visit import Case, need
+from memlab.store.records import Kind, read_lines
 
 BEGUN = time.monotonic() - time.process_time()  # when imports began
 LAST_SECONDS = 3.0  # for the table and the end of the workers
@@ -48,8 +47,10 @@ def record(given: argparse.Namespace, wanted: Sequence[Case]) -> None:
     """Carry out the cases that are not recorded yet and that there is time for, and tell of it."""
     cache = tempfile.TemporaryDirectory()  # operators are timed anew: what is kept is old
     os.environ["MEMLAB_CACHE"] = cache.name  # before the first worker is started
-    here = bench.bench_of(torch.device(given.device, 0) if given.device == "cuda" else bench.CPU)
-    facts = report.environment() | driver.facts(here.device)
+    here = device_visit.bench_of(
+        torch.device(given.device, 0) if given.device == "cuda" else device_visit.CPU
+    )
+    facts = report.environment() | device_visit.facts(here.device)
     this = visit.begin(given.out, facts, given.minutes, BEGUN)
     missing = [case for case in wanted if not this.is_done(case)]
     bell = threading.Timer(this.seconds_left - BELL_SECONDS, _ring, [this, here])
@@ -67,7 +68,7 @@ def record(given: argparse.Namespace, wanted: Sequence[Case]) -> None:
             if this.estimate(case) > left:
                 continue  # a cheaper one may still fit
             _one(here, this, case, left)
-            if driver.is_broken(here.device):
+            if device_visit.is_broken(here.device):
                 _start_again(given, this.seconds_left)
         here.stop.set()
         ahead.shutdown(wait=False, cancel_futures=True)
@@ -75,7 +76,7 @@ def record(given: argparse.Namespace, wanted: Sequence[Case]) -> None:
     show(this, this.end(here.measuring_seconds))
 
 
-def _ring(this: visit.Visit, here: bench.Bench) -> None:
+def _ring(this: visit.Visit, here: device_visit.Bench) -> None:
     """End the visit at its last second: nothing else ends a kernel, or a compiler, that goes on."""
     print("the minutes are over, and the run in flight is lost", flush=True)
     show(this, this.end(here.measuring_seconds))
@@ -83,7 +84,7 @@ def _ring(this: visit.Visit, here: bench.Bench) -> None:
     os._exit(0)
 
 
-def _one(here: bench.Bench, this: visit.Visit, case: Case, left: float) -> None:
+def _one(here: device_visit.Bench, this: visit.Visit, case: Case, left: float) -> None:
     start = time.monotonic()
     line = tasks.carry_out(here, case, this.name, left)
     seconds = time.monotonic() - start

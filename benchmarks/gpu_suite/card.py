@@ -2,8 +2,8 @@
 
 import torch
 
-from memlab.arguments.units import GIB, format_bytes
-from memlab.visits import driver
+from memlab._util.units import GIB, format_bytes
+from memlab.cli import device_visit
 
 MOST_IN_USE_BYTES = GIB  # an idle driver holds some hundred MiB of a large card
 
@@ -18,7 +18,7 @@ def refusal(device: str) -> str:
             f"(torch {torch.__version__}); run the suite where there is one, or try it out here "
             "with --device cpu --small"
         )
-    used = driver.used_bytes(torch.device("cuda", 0))
+    used = device_visit.used_bytes(torch.device("cuda", 0))
     if used is not None and used > MOST_IN_USE_BYTES:
         return (
             f"device='cuda': the card is in use by others, who hold {format_bytes(used)}; allowed "

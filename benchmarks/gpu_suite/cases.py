@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memlab import StepConfig
-from memlab.comparing.ladder import RUNGS as LADDER
-from memlab.records.records import Kind
-from memlab.visits.case import Case
+from memlab.cli.device_visit import Case
+from memlab.search.ladder import RUNGS as LADDER
+from memlab.store.records import Kind
 
 NUM_AGAIN = 20
 MONAI = ("densenet", "vnet")  # names of workloads begin so

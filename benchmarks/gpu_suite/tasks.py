@@ -7,12 +7,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from memlab import Outcome, StepResult
-from memlab.arguments.units import parse_bytes
-from memlab.records.records import Kind
-from memlab.visits.bench import REPEATS, SEED, WARMUP, Bench, why
-from memlab.visits.case import Case
-from memlab.visits.lines import about, operators, run_of
-from memlab.worker import isolation
+from memlab._util.units import parse_bytes
+from memlab.cli.device_visit import (
+    REPEATS,
+    SEED,
+    WARMUP,
+    Bench,
+    Case,
+    about,
+    operators,
+    run_of,
+    why,
+)
+from memlab.runtime import isolation
+from memlab.store.records import Kind
 
 MOST_SECONDS = 120.0  # of one measurement
 NUM_ROUNDS = 3

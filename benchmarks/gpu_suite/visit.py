@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from memlab import Outcome
-from memlab.arguments.units import MIB
-from memlab.records.records import SUFFIX, Kind, append, cut_damage, read_lines
-from memlab.techniques.compiling.compilation import is_compiled
-from memlab.visits.case import Case
+from memlab._util.units import MIB
+from memlab.cli.device_visit import Case
+from memlab.store.records import SUFFIX, Kind, append, cut_damage, read_lines
+from memlab.techniques.compilation import is_compiled
 
 FIRST_SECONDS = {"cuda": 15.0, "cpu": 5.0}  # of a model that nothing is known of yet
 COMPILE_SECONDS = 40.0  # the same, where it is compiled

@@ -4,36 +4,89 @@ Callbacks may run on any thread and during a running cell. So state is changed u
 callback waits for a measurement, and an exception in one becomes a sentence on the page.
 """
 
+import base64
 import contextlib
+import html
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memlab._panel import cells, choices, snapshot, state
+from memlab import plots
+from memlab._panel import asked as cells
+from memlab._panel import choices, state
 from memlab._panel.asked import Asked
-from memlab._panel.base_effect import BaseEffect
-from memlab._panel.base_pane import BasePane
-from memlab._panel.fit_pane import FitPane
-from memlab._panel.fitting import Fitting
-from memlab._panel.history import History
+from memlab._panel.job import Settling
 from memlab._panel.page import Page
-from memlab._panel.runner import Runner
-from memlab._panel.runs import RunLog, count_runs
-from memlab._panel.settling import Settling
-from memlab._panel.view import View
-from memlab.arguments.checks import anything, checked
+from memlab._panel.pictures import Scene
+from memlab._panel.runner import BaseEffect, Fitting, Runner
+from memlab._panel.runs import History, Run, RunLog, count_runs
+from memlab._panel.state import describe
+from memlab._panel.style import SCRIPT
+from memlab._panel.table import table_html
+from memlab._panel.view import BasePane, FitPane, View
+from memlab._util.checks import anything, checked
 from memlab.config import StepConfig
 from memlab.errors import ConfigError, MemlabError
 from memlab.result import StepResult
+from memlab.runtime.isolation import prewarm
 from memlab.store.frames import to_frame
-from memlab.worker.isolation import prewarm
 from memlab.workload import Workload
 
 if TYPE_CHECKING:
     import pandas as pd
+
+# The panel without widgets: a table and a picture for saved notebooks, where no kernel runs.
+
+EMPTY = "memlab panel: no run yet. With a kernel, run this cell and press Run."
+PICTURE_SIZE = (9.0, 4.0)
+
+
+def still_of(log: RunLog, shown: Run | None, limit_bytes: int | None) -> dict[str, str]:
+    """Return the table of runs and the picture of one of them, by MIME type."""
+    picture = as_png(shown, log.comparison(shown), limit_bytes)
+    made = {"text/html": as_html(log.visible, shown, picture)}
+    return made | ({"image/png": as_text(picture)} if picture else {})
+
+
+def as_html(runs: Sequence[Run], shown: Run | None, picture: bytes | None) -> str:
+    """Return the table of runs and the timeline of the shown one as a page needs them."""
+    if shown is None:
+        return f'<div class="memlab-still"><p>{html.escape(EMPTY)}</p></div>{SCRIPT}'
+
+    result = shown.result
+    where = f"predicted for {result.device}" if shown.is_predicted else f"on {result.device}"
+    title = f"{result.workload_name}, {where}: {describe(result)}"
+    image = ""
+    if picture:
+        source = f"data:image/png;base64,{as_text(picture)}"
+        image = f'<img alt="{html.escape(str(result))}" src="{source}">'
+
+    said = f"<p>{html.escape(result.message)}</p>"
+    inside = f"<p><b>{html.escape(title)}</b></p>{said}{image}{table_html(runs[::-1])}"
+    return f'<div class="memlab-still">{inside}</div>{SCRIPT}'
+
+
+def as_png(shown: Run | None, comparison: Run | None, limit_bytes: int | None) -> bytes | None:
+    """Return the timeline of the shown run, over its prediction if there is one."""
+    if shown is None:
+        return None
+
+    scene = Scene(
+        predicted=shown.prediction,
+        shown=shown,
+        comparison=comparison,
+        runs=(),
+        limit_bytes=limit_bytes,
+    )
+    return plots.to_png(scene.timeline(PICTURE_SIZE))
+
+
+def as_text(picture: bytes) -> str:
+    """Return a picture as notebooks store it."""
+    return base64.b64encode(picture).decode()
 
 
 @checked(memory_limit=anything)
@@ -281,7 +334,7 @@ class Panel:
 
     def _still(self) -> dict[str, Any]:
         """Return the last run as a table and a picture."""
-        still = snapshot.still(self._log, self._page.outlook().last, self._asked.limit)
+        still = still_of(self._log, self._page.outlook().last, self._asked.limit)
         return {"text/plain": repr(self), **still}
 
     def _renew_saved(self) -> None:

@@ -1,6 +1,6 @@
 """The setting on screen on every known card, side by side: a folded table, filled row by row.
 
-It shows what the panel's forecasts know of each card; `elsewhere.py` fills it as settings change.
+It shows what the panel's forecasts know of each card; `page.py` fills it as settings change.
 """
 
 import dataclasses
@@ -11,11 +11,10 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from memlab._panel.forecasts import Forecasts
-from memlab._panel.questions import Estimate, Question
-from memlab._panel.rows import NONE, format_rate, limit_verdict, or_none
-from memlab._panel.verdicts import outcome_verdict
-from memlab.arguments.units import format_bytes, format_seconds
+from memlab._panel.questions import Estimate, Forecasts, Question
+from memlab._panel.state import outcome_verdict
+from memlab._panel.table import NONE, format_rate, limit_verdict, or_none
+from memlab._util.units import format_bytes, format_seconds
 from memlab.result import StepResult, format_percent
 
 SHOW = "show"

@@ -1,18 +1,24 @@
 """The choices in the panel's header: workloads, devices here, cards elsewhere, and a limit."""
 
 import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from memlab import workloads
-from memlab.arguments.functions import is_same_function
-from memlab.arguments.units import KIB, parse_bytes
-from memlab.devices import cards, cluster_table
+from memlab._panel.job import Latest
+from memlab._panel.questions import Question
+from memlab._util.functions import is_same_function
+from memlab._util.units import KIB, parse_bytes, shown
+from memlab.devices import cards, clusters
 from memlab.devices.here import describe, resolve_device
-from memlab.errors import ConfigError, WorkloadError
-from memlab.records.recorded import is_recorded, record_of, recordings
-from memlab.workload import FUNCTIONS, Workload
+from memlab.errors import ConfigError, MemlabError, WorkloadError
+from memlab.store.recorded import is_recorded, record_of, recordings
+from memlab.techniques import every
+from memlab.workload import FUNCTIONS, Value, Workload, have_same_values
 from memlab.workloads.quantizing import QUANTIZED
 
 OTHER_FORMS = {"pcie", "laptop"}
@@ -74,7 +80,7 @@ def devices(chosen: str) -> list[tuple[str, str]]:
         names = [f"{fastest.type}:{i}" for i in range(count)]
 
     shown = [(f"this machine: {n} ({describe(torch.device(n))})", n) for n in names]
-    elsewhere = [offered_card(name) for name in (*cards.names(), *cluster_table.NAMES)]
+    elsewhere = [offered_card(name) for name in (*cards.names(), *clusters.NAMES)]
     shown += [("this machine: cpu", "cpu"), *elsewhere]
     shown += [(f"{record.title}, recorded", record.label) for record in recordings()]
     if chosen not in dict(shown).values():
@@ -164,3 +170,327 @@ def checked(fields: dict[str, Any], workload_names: list[str]) -> dict[str, Any]
         )
 
     return found
+
+
+# `MadeChoices`: workloads with other choices, each made once. No widgets.
+
+Chosen = tuple[str, tuple[tuple[str, Value], ...]]  # the name of a workload, and choices
+
+
+class MadeChoices:
+    """Makes workloads with other choices, and keeps them.
+
+    Args:
+        workloads: by name; those that are made are added.
+    """
+
+    def __init__(self, workloads: dict[str, Workload]) -> None:
+        self._workloads = workloads
+        self._found: dict[Chosen, Workload | str] = {}  # or why there is none
+
+    def get(self, listed: Workload, values: Mapping[str, Value]) -> Workload:
+        """Return a workload of the list with these choices.
+
+        Raises:
+            WorkloadError: it cannot have them.
+        """
+        if listed.choices is not None and dict(listed.choices.values) == values:
+            return listed
+
+        values = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
+        try:
+            key = listed.name, tuple(values.items())
+            hash(key)
+        except TypeError:  # of a kind that no control can show
+            raise WorkloadError(
+                f"choices={shown(values)}; allowed is a text, an int, True, False or None for each "
+                "name, or a list of texts"
+            ) from None
+        if key not in self._found:
+            try:
+                self._found[key] = self._kept(listed.chosen(**values))
+            except WorkloadError as error:
+                self._found[key] = str(error)
+        found = self._found[key]
+        if isinstance(found, str):
+            raise WorkloadError(found)
+        return found
+
+    def _kept(self, made: Workload) -> Workload:
+        """Return the workload of this name, which may be on screen and have been predicted."""
+        kept = self._workloads.setdefault(made.name, made)
+        if kept is not made and (
+            made.choices is None or not have_same_values(kept.choices, made.choices)
+        ):
+            raise WorkloadError(
+                f"make_workload gives another choice the same name, {made.name}; let the name say "
+                "the choices"
+            )
+        return kept
+
+    def checked(self, listed: Workload, values: Any, on_screen: Mapping[str, Value]) -> Workload:
+        """Return a workload with choices that code asks for; None for its own.
+
+        Args:
+            listed: a workload of the list.
+            values: some choices by name.
+            on_screen: those of the others; empty for those of the workload itself.
+
+        Raises:
+            WorkloadError: they are no choices by name, or the workload cannot have them.
+        """
+        if values is None:
+            return listed
+        if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+            raise WorkloadError(
+                f"choices={shown(values)}; allowed is a dict of choices by name, such as "
+                "{'rank': 32}, or None for those of the workload itself"
+            )
+        own = listed.choices.values if listed.choices else {}
+        return self.get(listed, {**own, **on_screen, **values}) if values else listed
+
+
+# `MadeSizes`: workloads in other sample sizes, made in a thread.
+#
+# A person's own `make_workload` may take seconds, and a page that waits for it moves no
+# slider. So the page looks at what is made, and hears of the rest; only code waits. No
+# widgets.
+
+PATIENCE_SECONDS = 0.05  # the page waits so long, so that nothing flickers where making is quick
+
+Size = tuple[str, Any]  # the name of a workload, and a size that may yet be refused
+CLOSED = "the panel was closed before the workload was made in this size"
+
+
+class MadeSizes:
+    """Makes workloads in other sizes, one at a time, and keeps them.
+
+    What code waits for comes first, then what is on screen, then its neighbours.
+
+    Args:
+        workloads: by name; those that are made are added.
+        arrived: called in another thread once the size on screen is made, and after the last of its
+            neighbours.
+    """
+
+    def __init__(self, workloads: dict[str, Workload], arrived: Callable[[], None]) -> None:
+        self._workloads = workloads
+        # not by the thread that makes: whoever is told may look, and hold what others wait for
+        self._arrived = Latest(lambda _: arrived())
+        self._condition = threading.Condition()
+        self._found: dict[Size, Workload | str] = {}  # or why there is none
+        self._waited: list[Size] = []  # by code
+        self._shown: Size | None = None
+        self._shown_since = 0.0
+        self._neighbours: list[Size] = []
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def get(self, given: Workload, size: Any) -> Workload:
+        """Return a workload in this size, and wait until it is made.
+
+        For code alone: nothing that the page's lock is held for may wait here.
+
+        Raises:
+            WorkloadError: it cannot be made, or the panel was closed.
+        """
+        if _is_own(given, size):
+            return given
+
+        key = given.name, size
+        with self._condition:
+            self._waited.append(key)
+            self._wake()
+            try:
+                self._condition.wait_for(lambda: key in self._found or self._closed)
+            finally:
+                self._waited.remove(key)
+            return self._known(key)
+
+    def look(self, given: Workload, size: Any) -> Workload | None:
+        """Return the workload on screen; None while it is being made, of which `arrived` tells.
+
+        Raises:
+            WorkloadError: it cannot be made, or the panel was closed.
+        """
+        if _is_own(given, size):
+            return given
+
+        key = given.name, size
+        with self._condition:
+            if self._shown != key:
+                self._shown, self._shown_since = key, time.monotonic()
+                self._neighbours = []
+                self._wake()
+            patience = self._shown_since + PATIENCE_SECONDS - time.monotonic()
+            is_over = self._condition.wait_for(
+                lambda: key in self._found or self._closed, max(patience, 0.0)
+            )
+            return self._known(key) if is_over else None
+
+    def made(self, given: Workload, sizes: Sequence[int]) -> list[Workload]:
+        """Return those of these sizes that are made, in their order; make the others meanwhile."""
+        with self._condition:
+            own = [size for size in sizes if _is_own(given, size)]
+            others = [size for size in sizes if size not in own]
+            self._neighbours = [
+                (given.name, size) for size in others if (given.name, size) not in self._found
+            ]
+            self._wake()
+            found = [
+                given if size in own else self._found.get((given.name, size)) for size in sizes
+            ]
+        return [one for one in found if isinstance(one, Workload)]
+
+    def close(self) -> None:
+        """End the thread after what it makes; whoever waits hears that the panel was closed."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+        self._arrived.close()
+
+    def _known(self, key: Size) -> Workload:
+        found = self._found.get(key, CLOSED)
+        if isinstance(found, str):
+            raise WorkloadError(found)
+        return found
+
+    @property
+    def _next(self) -> Size | None:
+        """What is to be made next."""
+        wanted = [*self._waited, *([self._shown] if self._shown else []), *self._neighbours]
+        return next((key for key in wanted if key not in self._found), None)
+
+    def _wake(self) -> None:
+        if self._thread is None and not self._closed and self._next is not None:
+            self._thread = threading.Thread(target=self._loop, daemon=True)
+            self._thread.start()
+
+    def _loop(self) -> None:
+        while True:
+            with self._condition:
+                key = None if self._closed else self._next
+                if key is None:
+                    self._thread = None
+                    return
+                given = self._workloads[key[0]]
+
+            try:
+                found: Workload | str = given.resized(key[1])
+            except MemlabError as error:
+                found = str(error)
+            except BaseException as error:  # such as a person's sys.exit(); somebody waits
+                found = f"{given.name} cannot be made in size {key[1]}: {type(error).__name__}"
+
+            with self._condition:
+                self._found[key] = found
+                if isinstance(found, Workload):
+                    self._workloads[found.name] = found
+                is_awaited = key in (self._shown, *self._neighbours[-1:])
+                self._condition.notify_all()
+            if is_awaited and not self._closed:
+                self._arrived()
+
+
+def _is_own(given: Workload, size: Any) -> bool:
+    """Return whether samples of a workload have this size already; None stands for their own."""
+    own = given.sample_size
+    return size is None or (own is not None and size == own.value)
+
+
+# The settings next to the ones on screen, one of which a person is likely to ask for next.
+#
+# They are predicted ahead while nothing else is asked for, so that the picture is there
+# when a slider moves. Pure functions of the settings; `questions.py` decides when they are
+# predicted.
+
+BUDGET_STEP = 0.05  # between two positions of its slider; on the other two each is the double
+LARGEST = {"batch_size": 2**8, "accumulation_steps": 2**5, "world_size": 2**12}  # of their sliders
+SIZE = "workload_name"  # a workload with samples of another size has another name
+SLIDERS = ("memory_budget", "accumulation_steps", SIZE, "batch_size", "world_size")
+FARTHEST = 2  # positions from the one on screen
+
+
+def neighbours(
+    question: Question,
+    precisions: Sequence[str],
+    before: Question | None = None,
+    sizes: Sequence[str] = (),
+) -> list[Question]:
+    """Return the settings that are one move of one control away, the likeliest first.
+
+    A hand stays with the slider that it moved last, so the neighbours of that one come first. Of
+    the others the near positions come before the far ones, and precisions come last. Settings that
+    a technique refuses are left out.
+
+    Args:
+        question: the settings on screen.
+        precisions: that the panel offers.
+        before: the settings that were on screen before; None if there were none.
+        sizes: the names of the workload in its sample sizes, ascending; empty if it has no others.
+    """
+    moved = [name for name in SLIDERS if before and _is_moved(name, before, question, sizes)]
+    changes: list[tuple[str, Any]] = []
+    for names in (moved, [name for name in SLIDERS if name not in moved]):
+        for distance in range(1, FARTHEST + 1):
+            for name in names:
+                values = _at(question, name, distance, sizes)
+                changes += [(name, value) for value in values]
+
+    changes += [("precision", precision) for precision in precisions]
+    changed = (_changed(question, name, value) for name, value in changes)
+    kind = "cpu" if question.device == "cpu" else "cuda"
+    return [
+        one
+        for one in changed
+        if one is not None and one != question and not every.is_refused(one.config, kind)
+    ]
+
+
+def _changed(question: Question, name: str, value: Any) -> Question | None:
+    """Return the question after a change; None if no config is like this.
+
+    Every micro-batch needs a sample, and ranks divide a batch into equal parts.
+    """
+    if name == SIZE:
+        return dataclasses.replace(question, workload_name=value)
+    try:
+        config = dataclasses.replace(question.config, **{name: value})
+    except ConfigError:
+        return None
+    return dataclasses.replace(question, config=config)
+
+
+def _at(question: Question, name: str, distance: int, sizes: Sequence[str]) -> Iterator[Any]:
+    """Yield the two positions of a slider at this distance, the lower one first."""
+    if name == SIZE:
+        yield from _sizes_at(question, distance, sizes)
+        return
+
+    value = getattr(question.config, name)
+    for sign in (-1, 1):
+        if name == "memory_budget":
+            budget = round(value + sign * distance * BUDGET_STEP, 2)
+            if 0.0 <= budget <= 1.0:
+                yield budget
+        else:
+            size = value * 2**distance if sign > 0 else value // 2**distance
+            if 1 <= size <= LARGEST[name]:
+                yield size
+
+
+def _sizes_at(question: Question, distance: int, sizes: Sequence[str]) -> Iterator[str]:
+    if question.workload_name in sizes:
+        here = sizes.index(question.workload_name)
+        for position in (here - distance, here + distance):
+            if 0 <= position < len(sizes):
+                yield sizes[position]
+
+
+def _is_moved(name: str, before: Question, question: Question, sizes: Sequence[str]) -> bool:
+    if name == SIZE:
+        return before.workload_name != question.workload_name and before.workload_name in sizes
+    return bool(getattr(before.config, name) != getattr(question.config, name))

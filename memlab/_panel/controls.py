@@ -4,19 +4,198 @@ They know settings by field name, and no runs. A number box accepts any text, so
 number is explained beside it instead of being clipped silently.
 """
 
+import html
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ipywidgets as widgets
 
-from memlab._panel import guide, texts
-from memlab._panel.line import Line
-from memlab._panel.state import PRECISIONS, counts, offered, parse_number
+from memlab._panel import texts
+from memlab._panel.state import (
+    BAD,
+    PRECISIONS,
+    WARN,
+    Settings,
+    counts,
+    is_sharded,
+    offered,
+    parse_number,
+    problems,
+    setting_words,
+)
+from memlab._panel.texts import Line, refusal_line
 from memlab.config import FP32_FORMATS, Precision, StepConfig
-from memlab.techniques.every import CONTROLS
+from memlab.techniques.every import CONTROLS, EVERY
+from memlab.techniques.sharding.sharding import SHARDING, most_ranks
+from memlab.techniques.technique import Saving, Setup
+from memlab.workload import SampleSize, Value, WorkloadChoices
 
-POSITIONS = "memlab-at-"  # begins the name of a class that `access.py` reads
+# What the "?" button and the tooltips say: how to read the page, and a row about every
+# control.
+#
+# What settings save comes from their techniques, as docs/saving.md does. Rows about
+# controls that belong to no technique are here.
+
+HEADER = {
+    "workload": "Workload",
+    "device": "On",
+    "memory_limit": "Limit",
+    "check_gradients": "check gradients",
+    "sample_size": "Sequence length or image size",
+    "choices": "Adapter, rank, base and others",
+}
+"""The labels of controls that are no field of a config."""
+
+OWN_ROWS = (
+    Saving(
+        setting='`workload="gpt-small"`',
+        saves="nothing: it is what is trained, a model with its batches and its loss",
+    ),
+    Saving(
+        setting='`device="h200"`',
+        saves="nothing: it is where the step runs; for a card that is not in this machine all is "
+        "predicted, and Run becomes Keep this prediction",
+    ),
+    Saving(
+        setting='`memory_limit="2 GiB"`',
+        saves="nothing: the peak is compared with it, allocated bytes on a CPU and reserved bytes "
+        "on CUDA; empty is all that the device can hold, which for a card is its memory without "
+        "the CUDA context",
+    ),
+    Saving(
+        setting="`batch_size=8`",
+        saves="activations and temporaries, in proportion to the samples in each update",
+        costs="a noisier gradient from fewer samples; kernels that use a device less well",
+    ),
+    Saving(
+        setting="`sample_size=256`",
+        saves="activations and temporaries, in proportion to the tokens or pixels of each sample; "
+        "plain attention in proportion to their square",
+        costs="another workload: its model may have another table of positions",
+        not_for="workloads without a `sample_size`, which have no such slider",
+    ),
+    Saving(
+        setting='`choices={"adapter": "lora", "base": "nf4"}`',
+        saves="gradients and optimizer state of what an adapter leaves frozen, and weights by a "
+        "base in fewer bits",
+        costs="another workload: what is trained, and how exactly its base computes",
+        not_for="workloads without `choices`, which have no such controls",
+    ),
+    Saving(
+        setting="`budget_solver`, `budget_estimator`",
+        saves="nothing by itself: of a budget that `torch.compile` plans, it is how the plan is "
+        "chosen, and how the time of each operator is estimated",
+    ),
+    Saving(
+        setting="`world_size=4`",
+        saves="activations, in proportion to the samples of each rank, and what is divided",
+        costs="communication; the batch stays that of all ranks together",
+    ),
+    Saving(
+        setting="`shard_group_size=8`",
+        saves="nothing by itself: it is how many ranks share one copy of the model",
+        costs="more memory in each rank the smaller it is, and less communication between groups",
+    ),
+    Saving(
+        setting="`tensor_parallel_size=2`",
+        saves="weights and activations, of which each rank computes a part for the same samples",
+        costs="communication within every layer",
+    ),
+    Saving(
+        setting="`sync_each_micro_batch=False`",
+        saves="communication: the ranks average their gradients once an update",
+        costs="whole gradients in each rank until then, whatever is divided",
+        not_for="one micro-batch",
+    ),
+    Saving(
+        setting="`check_gradients=True`",
+        saves="nothing: after the run, the gradients are compared with those of the plain step",
+        costs="the time of some more updates",
+    ),
+)
+MORE_IN_HELP = "more in the help (?)"
+
+GENERAL = """<p><b>A step</b> is one optimizer update: forward and backward over each micro-batch,
+then the optimizer. <b>Run</b> (or Enter in a number box) measures it in a separate process: one
+pass measures memory from every allocation, and another pass measures time without any meter.</p>
+<p><b>Allocated</b> is the bytes of live tensors; <b>reserved</b>, on CUDA, is what the caching
+allocator holds. The peak is that of a step in which the optimizer state exists.</p>
+<p>Before you press Run, and for cards that are not in this machine, the same numbers are
+<b>predicted</b>: another process runs the same step on tensors without data. While you move a
+slider the numbers are interpolated between predictions, and an exact prediction follows. ± is the
+uncertainty. After a run the measured line is drawn over the prediction, and each <b>error</b> in
+the table is predicted divided by measured, minus one. For a card that is not in this machine,
+<b>Keep this prediction</b> stands in the place of Run and adds a row to the table; <b>cards</b>
+shows the setting on screen on several cards side by side.</p>
+<p>The <b>limit</b> is what the device can hold, or less if you type less. <b>Fit for me</b>
+searches by prediction for the fastest setting that certainly fits it, moves the sliders there, and
+lists what else fits under <b>what fits</b>. The batch size and whatever you changed from its
+default stay; memory budget, accumulation and what an earlier search has set are searched anew.
+<b>Undo</b> brings back the settings as they were.</p>
+<p>Where the base of a fine-tuning is quantized, <b>what nf4 saves</b> predicts the step with a base
+in bf16 too, and says what each cause adds to the peak or takes off it, whether the base helps, and
+what would change that.</p>
+<p>At the same batch size, <b>accumulation</b> splits the work and does not change the gradient,
+unless a module draws random numbers or mixes samples. <b>Pin</b> keeps a run and names it;
+<b>compare</b> draws its memory as a line over that of the setting on screen. Your code gets the
+same numbers if the panel has a name, as in <code>panel = memlab.panel(workload)</code>: from
+<code>panel.result</code>, <code>panel.results</code> and <code>panel.code()</code>.</p>
+<p><b>Sort</b> and <b>Filter</b> choose the rows of the table, <b>stopped</b> shows the runs that
+were stopped, <b>clear</b> takes unpinned runs off the table and can be undone, and <b>CSV</b> saves
+all runs as a file.</p>"""
+
+
+def page() -> str:
+    """Return the help as HTML: how to read the page, and a table of what each control saves."""
+    rows = "".join(
+        f"<tr><td>{html.escape(_labels(saving))}</td><td>{_code(saving.setting)}</td>"
+        f"<td>{_code(saving.saves)}</td><td>{_code(saving.costs) or 'nothing'}</td>"
+        f"<td>{_code(saving.not_for)}</td></tr>"
+        for saving in _savings()
+    )
+    names = ("control", "setting", "saves", "costs", "not for")
+    head = "".join(f'<th scope="col">{name}</th>' for name in names)
+    return f'{GENERAL}<table class="memlab-savings"><tr>{head}</tr>{rows}</table>'
+
+
+def tooltip(field: str) -> str:
+    """Return what a field saves and costs, for the tooltip of its control; "" without a row of it.
+
+    >>> tooltip("loss_chunks").split(",")[0]
+    'loss_chunks=16: saves the logits'
+    """
+    found = [saving for saving in _savings() if re.search(rf"\b{field}\b", saving.setting)]
+    return "\n".join([*map(_sentence, found), MORE_IN_HELP]) if found else ""
+
+
+def _savings() -> list[Saving]:
+    """Return all rows of the table."""
+    return [*OWN_ROWS, *(saving for technique in EVERY for saving in technique.savings)]
+
+
+def _labels(saving: Saving) -> str:
+    """Return the labels of the controls that a row is about."""
+    names = re.findall(r"`(\w+)", saving.setting)
+    labels = {name: control.label for name, control in CONTROLS.items()} | HEADER
+    return ", ".join(dict.fromkeys(labels[name] for name in names if name in labels))
+
+
+def _sentence(saving: Saving) -> str:
+    text = f"{saving.setting}: saves {saving.saves}"
+    if saving.costs:
+        text += f"; costs {saving.costs}"
+    if saving.not_for:
+        text += f"; not for {saving.not_for}"
+    return text.replace("`", "")
+
+
+def _code(markdown: str) -> str:
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(markdown, quote=False))
+
+
+POSITIONS = "memlab-at-"  # begins the name of a class that `style.py` reads
 SLIDERS = ("memory_budget", "batch_size", "accumulation_steps")
 FIRST = (
     "checkpointing", "checkpoint_policy", "budget_engine", "budget_solver", "budget_estimator",
@@ -71,7 +250,7 @@ class SliderRow:
         self.slider = self.used(slider)
         if isinstance(slider, widgets.FloatLogSlider):
             self.say_positions([2**n for n in range(int(slider.max) + 1)])
-        # continuous: the prediction follows each key; `settling.py` waits for the last one
+        # continuous: the prediction follows each key; `job.py` waits for the last one
         self.box = widgets.Text(continuous_update=True)
         self.box.add_class("memlab-box")
         self.explanation = ExplainedLine(apply)
@@ -168,11 +347,11 @@ class Controls:
             for field, (slider, kind) in sliders.items()
         }
         for field, row in self.sliders.items():
-            row.name(CONTROLS[field].label, guide.tooltip(field))
+            row.name(CONTROLS[field].label, tooltip(field))
         self.precision = widgets.ToggleButtons(
             options=_precisions((), "fp32"),
             description=CONTROLS["precision"].label,
-            tooltip=guide.tooltip("precision"),
+            tooltip=tooltip("precision"),
         )
         self._formats: tuple[str, ...] = ()
         made = {field: _choice(field) for field in (*MORE, *OF_OPTIMIZER, *OF_RANKS)}
@@ -303,15 +482,233 @@ def _choice(field: str) -> Any:
     """Return the control of a field: a checkbox or a choice."""
     control = CONTROLS[field]
     if isinstance(getattr(StepConfig(), field), bool):
-        return widgets.Checkbox(
-            description=control.label, indent=False, tooltip=guide.tooltip(field)
-        )
+        return widgets.Checkbox(description=control.label, indent=False, tooltip=tooltip(field))
 
     # names become text, because the page sends them back as text
     options = [
         (control.in_words(value), str(value) if isinstance(value, str) else value)
         for value in offered(field)
     ]
-    return widgets.Dropdown(
-        options=options, description=control.label, tooltip=guide.tooltip(field)
-    )
+    return widgets.Dropdown(options=options, description=control.label, tooltip=tooltip(field))
+
+
+# The controls of what else a workload can be made with: the adapter, the format of the base.
+#
+# They are no settings of `StepConfig`: a workload with another adapter is another workload.
+
+
+class ChoiceRow:
+    """A control for each choice of a workload, and the line that explains them.
+
+    The row is hidden for a workload without choices.
+    """
+
+    def __init__(
+        self, changed: Callable[[], None], apply: Callable[[Mapping[str, object]], None]
+    ) -> None:
+        self._changed = changed
+        self._offered: dict[str, tuple[Value, ...]] = {}
+        self._controls: dict[str, Any] = {}
+        self.explanation = ExplainedLine(apply)
+        self._box = widgets.HBox()
+        self._box.add_class("memlab-more")
+        self.row = widgets.VBox(
+            [self._box, widgets.HBox([self.explanation.text, self.explanation.button])]
+        )
+        self.row.add_class("memlab-choices")
+        self.row.layout.display = "none"
+
+    def offer(self, choices: WorkloadChoices | None) -> None:
+        """Make the controls of a newly chosen workload, with its values; None for no choices."""
+        former = list(self._controls.values())
+        self._controls, self._offered = {}, {}
+        if choices is not None:
+            self._controls = {name: self._made(name, choices) for name in choices.values}
+        self._box.children = list(self._controls.values())
+        self.row.layout.display = "" if self._controls else "none"
+        for control in former:
+            close(control)
+
+    def enable(self, choices: WorkloadChoices) -> None:
+        """Disable the controls of which the workload on screen offers one value alone."""
+        for name, control in self._controls.items():
+            control.disabled = len(choices.offered.get(name, ())) < 2
+
+    @property
+    def value(self) -> dict[str, Value]:
+        """The values on screen, by name."""
+        return {
+            name: self._offered[name][control.value] for name, control in self._controls.items()
+        }
+
+    @value.setter
+    def value(self, values: Mapping[str, Value]) -> None:
+        for name, value in values.items():
+            control, offered = self._controls[name], self._offered[name]
+            if value not in offered:
+                self._offered[name] = offered = (*offered, value)
+                control.options = _options(offered)
+            control.value = offered.index(value)
+
+    def _made(self, name: str, choices: WorkloadChoices) -> Any:
+        """Return the control of a choice. Its value is a place in what is offered."""
+        own = choices.values[name]
+        offered = choices.offered[name]
+        self._offered[name] = offered = offered if own in offered else (*offered, own)
+        control = widgets.Dropdown(
+            options=_options(offered), value=offered.index(own), description=label(name)
+        )
+        control.observe(lambda _: self._changed(), "value")
+        return control
+
+
+def label(name: str) -> str:
+    """Return the name of a choice as people read it, such as "Prepare for kbit"."""
+    return name.replace("_", " ").capitalize()
+
+
+def words(value: Value) -> str:
+    """Return a value as people read it, such as "yes" for True."""
+    named = {None: "usual", True: "yes", False: "no"}
+    return named[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def _options(offered: tuple[Value, ...]) -> list[tuple[str, int]]:
+    return [(words(value), place) for place, value in enumerate(offered)]
+
+
+# The slider of a workload's sample size: a sequence length, or the size of images.
+#
+# It is no setting of `StepConfig`: a workload in another size is another workload.
+
+
+class SizeRow(SliderRow):
+    """A slider with one position for each size that a workload offers; any size can be typed.
+
+    The row is hidden for a workload with samples of one size only.
+    """
+
+    def __init__(
+        self,
+        changed: Callable[[], None],
+        submit: Callable[[], None],
+        apply: Callable[[Mapping[str, object]], None],
+    ) -> None:
+        self._offered: tuple[int, ...] = ()  # until a workload offers some
+        slider = widgets.IntSlider(min=0, max=1, readout=False)
+        super().__init__(slider, int, changed, submit, apply)
+        self.name("Sample size", "")
+        self.offer(None)
+
+    def offer(self, size: SampleSize | None) -> None:
+        """Offer the sizes of a workload and show its own; None for one of one size only."""
+        self.row.layout.display = "none" if size is None else ""
+        if size is None:
+            return
+
+        label = size.name[:1].upper() + size.name[1:]
+        self.name(label, tooltip("sample_size"))
+        if self._offered != size.offered:
+            self._offered = size.offered
+            self._renew(size)
+        self.value = size.value
+        self.slider.value = self._nearest(size.value)  # also if the box shows this already
+
+    def _renew(self, size: SampleSize) -> None:
+        """Put another slider in the place of the one that was there.
+
+        A page that is told of another number of positions may move the handle of a slider within
+        the old ones, and send that back as if a person had moved it.
+        """
+        former, last = self.slider, len(size.offered) - 1
+        made = widgets.IntSlider(min=0, max=last, value=self._nearest(size.value), readout=False)
+        self.slider = self.used(made)
+        self.say_positions(size.offered)
+        self.row.children = [self.slider, *self.row.children[1:]]
+        close(former)
+
+    def _number(self, position: float) -> float:
+        return self._offered[round(position)]
+
+    def _nearest(self, number: Any) -> float | None:
+        if not isinstance(number, int) or not self._offered:
+            return None
+
+        def distance(position: int) -> float:
+            return abs(math.log(self._offered[position]) - math.log(max(number, 1)))
+
+        return min(range(len(self._offered)), key=distance)
+
+
+# The line beside the number of ranks, and the button that shows it. Pure functions.
+
+ALONE = "one device trains by itself; a sharding divides the step over several"
+TWO = ("2 ranks", {"world_size": 2})
+REMEDIES: tuple[Mapping[str, object], ...] = (
+    {"shard_group_size": 8},
+    {"shard_group_size": 4},
+    {"shard_group_size": 2},
+    {"tensor_parallel_size": 1},
+    {"world_size": 2},
+    {"world_size": 2, "shard_group_size": 2},
+)
+"""What may make ranks go together, the one that changes least first."""
+
+
+def ranks_line(
+    settings: Settings,
+    wrong: Mapping[str, str],
+    asked: Setup,
+    *,
+    is_here: bool,
+    num_cards: int | None = None,
+) -> Line:
+    """Explain who computes and keeps what, or why these ranks are not possible.
+
+    Args:
+        settings: on screen.
+        wrong: the error of each setting that is not allowed, by field.
+        asked: the same settings, with defaults in place of wrong ones.
+        is_here: whether the device is in this machine, so that Run starts real ranks.
+        num_cards: of the cluster on screen; None if the device is none.
+    """
+    if "world_size" in wrong:
+        return Line(wrong["world_size"], remedy=_remedy(settings, num_cards), kind=BAD)
+    if not is_sharded(settings):
+        return Line(ALONE) if num_cards is None else _unused_line(num_cards)
+    if wrong:
+        return Line("needs valid settings above first")
+    if refused := refusal_line((SHARDING,), asked):
+        return refused
+    if asked.config.world_size == 1:
+        return Line(SHARDING.says(asked), remedy=TWO, kind=WARN)
+
+    most = most_ranks(asked.device) if is_here else None
+    if most is not None and asked.config.world_size > most:
+        at_most = f"; Run starts at most {most} ranks on this machine, so this is predicted only"
+        return Line(SHARDING.says(asked) + at_most, kind=WARN)
+    return Line(SHARDING.says(asked))
+
+
+def ranks_label(settings: Settings) -> str:
+    """Return the label of the button that shows the controls of ranks, which says what is set."""
+    if not is_sharded(settings):
+        return "Ranks (one device)"
+    return f"Ranks ({settings['sharding']} x {settings['world_size']})"
+
+
+def _unused_line(num_cards: int) -> Line:
+    """Return that a sharding would use all cards of a cluster, with a button for one."""
+    every: Mapping[str, object] = {"sharding": "zero3", "world_size": num_cards}
+    text = f"one of {num_cards} cards trains by itself; a sharding divides the step over them"
+    return Line(text, remedy=(f"zero3 x {num_cards}", every))
+
+
+def _remedy(settings: Settings, num_cards: int | None) -> tuple[str, Mapping[str, object]] | None:
+    """Return the first remedy that lifts the error, with its words."""
+    every = () if num_cards is None else ({"world_size": num_cards},)
+    was_wrong = "world_size" in problems(settings)
+    for remedy in (*REMEDIES, *every) if was_wrong else every:
+        if "world_size" not in problems({**settings, **remedy}):
+            return ", ".join(setting_words(*change) for change in remedy.items()), remedy
+    return None

@@ -17,12 +17,11 @@ import ipywidgets as widgets
 import torch
 
 from memlab import plots
-from memlab.arguments.checks import anything, checked
+from memlab._util.checks import anything, checked
 from memlab.errors import ConfigError, MemlabError
 from memlab.result import StepResult
 from memlab.running import Progress
-from memlab.sweeping.sweep import sweep
-from memlab.sweeping.table import SweepTable
+from memlab.search.sweep import SweepTable, sweep
 from memlab.workload import Workload
 
 DRAW_SECONDS = 1.0  # between two pictures

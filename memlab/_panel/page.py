@@ -7,34 +7,267 @@ becomes a sentence on the page, because nobody else would see it. Left out: how 
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TypeVar
 
-from memlab._panel import as_code, choices, state, status, style, texts, verdicts
-from memlab._panel.advice import recorded_line
+from memlab._panel import asked as as_code
+from memlab._panel import choices, state, style, texts
+from memlab._panel import outlook as status
 from memlab._panel.asked import Asked
-from memlab._panel.controls import RANKS
-from memlab._panel.elsewhere import Elsewhere
-from memlab._panel.forecasts import Forecasts
-from memlab._panel.idle_garbage import IdleGarbage
-from memlab._panel.job import BaseJob, FitJob, Latest, PanelJob
-from memlab._panel.keeping import Keeper, Wish
-from memlab._panel.line import Line
-from memlab._panel.outlook import MAKING, Outlook, outlook, with_numbers
-from memlab._panel.questions import Estimate, Question
-from memlab._panel.rank_lines import ranks_line
-from memlab._panel.requests import Requests
+from memlab._panel.cards_table import CardsTable
+from memlab._panel.choices import neighbours
+from memlab._panel.controls import RANKS, ranks_line
+from memlab._panel.job import BaseJob, FitJob, IdleGarbage, Latest, PanelJob, Throttle
+from memlab._panel.outlook import MAKING, Outlook, Status, outlook, recorded_line, with_numbers
+from memlab._panel.questions import Estimate, Forecasts, Question
 from memlab._panel.runs import RunLog
-from memlab._panel.status import Status
+from memlab._panel.texts import Line
 from memlab._panel.view import View
+from memlab._util.units import format_bytes
 from memlab.api import accumulation_effect, inspect_workload
-from memlab.arguments.units import format_bytes
 from memlab.config import FP32_FORMATS, StepConfig
 from memlab.errors import ConfigError, MemlabError
-from memlab.measuring.inspect import WorkloadFacts
 from memlab.result import Outcome, Source, StepResult
 from memlab.running import Progress
-from memlab.verifying.accumulation import AccumulationEffect
+from memlab.runtime.accumulation import AccumulationEffect
+from memlab.runtime.inspect import WorkloadFacts
+from memlab.runtime.isolation import prewarm
+from memlab.store import recorded
 from memlab.workload import Workload
+
+# Keeps the table of cards up to date with the settings on screen, without delaying them.
+
+REST_SECONDS = 0.3  # settings at rest for this long are looked up on all cards
+
+
+class Elsewhere:
+    """Fills the table of cards in a thread of its own, while the table is open.
+
+    Args:
+        cards: the table.
+        asked: reads what is on screen.
+        forecasts: of the panel.
+        guarded: shows an exception of its block on the page.
+    """
+
+    def __init__(
+        self,
+        cards: CardsTable,
+        asked: Asked,
+        forecasts: Forecasts,
+        guarded: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._cards, self._asked, self._forecasts = cards, asked, forecasts
+        self._guarded = guarded
+        self._closed = False
+        self._fill = Latest(self._fill_cards)
+
+    @property
+    def questions(self) -> list[Question]:
+        """What the worker has to predict for the table; nothing while it is folded."""
+        question = self._asked.question
+        return self._cards.questions(question) if question and self._cards.is_open else []
+
+    def refresh(self) -> None:
+        """Show what is known about the settings on screen, soon."""
+        if self._cards.is_open:
+            self._fill()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed = True
+        self._fill.close()
+
+    def _fill_cards(self, _: object) -> None:
+        with self._guarded():
+            question = self._asked.question
+            self._cards.mark_past(question)
+            time.sleep(REST_SECONDS)  # a slider that moves must not share the processor
+
+            def is_newest() -> bool:
+                return not self._closed and self._asked.question == question
+
+            if question is not None and is_newest():
+                limits = {name: recorded.capacity(name) for name in self._cards.names}
+                limits[question.device] = self._asked.limit
+                self._cards.fill(question, limits, self._forecasts, is_newest)
+
+
+# Predictions that a person keeps: each becomes a row of the table once it is exact. No
+# widgets.
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Wish:
+    """A prediction that was asked to be kept.
+
+    Attributes:
+        question: what is predicted.
+        limit_bytes: the limit on screen when it was asked for; None if there was none.
+        result: None until it is kept.
+        is_over: set once it is kept, or will never be.
+    """
+
+    question: Question
+    limit_bytes: int | None
+    result: StepResult | None = None
+    is_over: threading.Event = field(default_factory=threading.Event)
+
+
+class Keeper:
+    """Holds wishes until their predictions are exact; nothing here waits for the worker.
+
+    Args:
+        look: as `Forecasts.look`.
+        keep: puts a prediction on the table, with the limit on screen.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[Question, int | None], Estimate | None],
+        keep: Callable[[StepResult, int | None], object],
+    ) -> None:
+        self._look, self._keep = look, keep
+        self._lock = threading.Lock()
+        self._wishes: list[Wish] = []
+        self._closed = False
+
+    @property
+    def questions(self) -> list[Question]:
+        """What the worker has to predict, the oldest wish first."""
+        with self._lock:
+            return [wish.question for wish in self._wishes]
+
+    def wish(self, question: Question, limit_bytes: int | None) -> Wish:
+        """Ask for a prediction to be kept; a second wish for the same one is the first."""
+        with self._lock:
+            for wish in self._wishes:
+                if (wish.question, wish.limit_bytes) == (question, limit_bytes):
+                    return wish
+
+            wish = Wish(question=question, limit_bytes=limit_bytes)
+            if self._closed:
+                wish.is_over.set()
+            else:
+                self._wishes.append(wish)
+            return wish
+
+    def settle(self) -> None:
+        """Keep every prediction that is exact by now."""
+        with self._lock:
+            waiting = list(self._wishes)
+
+        try:
+            for wish in waiting:
+                self._settle(wish)
+        except Exception:
+            self._drop(waiting)  # nobody shall wait for what will not come
+            raise
+
+    def close(self) -> None:
+        """Drop all wishes; whoever waits for one goes on without it."""
+        with self._lock:
+            self._closed, waiting = True, list(self._wishes)
+        self._drop(waiting)
+
+    def _drop(self, wishes: list[Wish]) -> None:
+        with self._lock:
+            self._wishes = [wish for wish in self._wishes if wish not in wishes]
+        for wish in wishes:
+            wish.is_over.set()
+
+    def _settle(self, wish: Wish) -> None:
+        estimate = self._look(wish.question, wish.limit_bytes)
+        if estimate is None or not estimate.exact:
+            return
+
+        with self._lock:
+            if wish not in self._wishes:  # the panel was closed meanwhile
+                return
+            self._wishes.remove(wish)
+
+        self._keep(estimate.result, wish.limit_bytes)
+        wish.result = estimate.result
+        wish.is_over.set()
+
+
+# `Requests`: what the worker is asked to predict, in which order.
+#
+# First what is on screen, then what somebody waits for, and at last what may be on screen
+# next.
+
+
+class Requests:
+    """Asks for predictions on behalf of a page.
+
+    Args:
+        forecasts: every prediction.
+        view: of the panel.
+        asked: reads what is on screen.
+        log: of the runs.
+        keeper: of the predictions that a person keeps.
+        elsewhere: fills the table of cards.
+    """
+
+    def __init__(
+        self,
+        forecasts: Forecasts,
+        view: View,
+        asked: Asked,
+        log: RunLog,
+        keeper: Keeper,
+        elsewhere: Elsewhere,
+    ) -> None:
+        self._forecasts, self._view, self._asked, self._log = forecasts, view, asked, log
+        self._keeper, self._elsewhere = keeper, elsewhere
+
+    def on_screen(self, question: Question, estimate: Estimate | None) -> bool:
+        """Have predicted what is on screen, then what it is compared with.
+
+        Returns whether an answer will arrive.
+        """
+        if estimate is None or not estimate.exact:
+            return self._forecasts.ask(question)
+        # the saving of recomputation is relative to the plain step
+        if question.plain is not None and self._forecasts.ask(question.plain):
+            return True
+        self._forecasts.ahead([])  # what was next to the settings before
+        return False
+
+    def later(self) -> None:
+        """Have predicted what is kept, what runs are compared with, and the cards of the table."""
+        self._forecasts.ask_later(
+            [*self._keeper.questions, *self._of_runs(), *self._elsewhere.questions]
+        )
+
+    def ahead(self, question: Question, estimate: Estimate, before: Question | None) -> None:
+        """Have the neighbours of what is on screen predicted; `before`: what was shown before."""
+        offered = [value for _, value in self._view.controls.precision.options]
+        sizes = self._asked.names_by_size
+        beside = neighbours(question, offered, before, sizes) if estimate.is_ok else []
+        self._forecasts.ahead(beside)
+
+    def _of_runs(self) -> list[Question]:
+        """Return the settings of runs that wait for an exact prediction, and give it to the others.
+
+        It may have come with that of another setting.
+        """
+        waiting = []
+        for run in self._log.own:
+            if run.prediction is None and run.result.source is Source.MEASURED:
+                asked = run.result
+                question = Question(asked.workload_name, asked.config, asked.device)
+                found = self._forecasts.exact(question)
+                if found is None:
+                    waiting.append(question)
+                elif found.outcome is Outcome.OK:
+                    with self._log.lock:
+                        self._log.change(run.number, prediction=found)
+                        self._view.table.show()
+        return waiting
 
 
 class Page:
@@ -181,7 +414,7 @@ class Page:
         capacity, whose = self._asked.capacity, choices.of_capacity(self._asked.device)
         self._view.show_capacity(f"{format_bytes(capacity)}: {whose}" if capacity else "none")
         if wrong:
-            return Line(wrong, kind=verdicts.BAD)
+            return Line(wrong, kind=state.BAD)
         typed = self._view.limit.value.strip()
         return texts.limit_line(typed, capacity, whose) or texts.about_line(name, facts)
 
@@ -267,8 +500,8 @@ class Page:
         divided = config.divided_further()
         if divided is None:
             return ""
-        verdict = verdicts.gradient_verdict(divided, known, self._effect_of(name))
-        return "" if verdict.kind == verdicts.GOOD else verdict.text
+        verdict = state.gradient_verdict(divided, known, self._effect_of(name))
+        return "" if verdict.kind == state.GOOD else verdict.text
 
     # runs
 
@@ -300,7 +533,7 @@ class Page:
 
     def show_error(self, error: Exception) -> None:
         """Show an exception on the page."""
-        self.say(texts.error_text(error), verdicts.BAD)
+        self.say(texts.error_text(error), state.BAD)
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
@@ -381,7 +614,7 @@ class Page:
         self._view.show_printed(*now.printed)
         fit = now.fit(limit)
         if self._asked.limit_problem:
-            fit = verdicts.Verdict(verdicts.OPEN, "the limit is not a size")
+            fit = state.Verdict(state.OPEN, "the limit is not a size")
         self._view.show_outlook(fit, now.costs())
         self._view.show_stale(now.note())
         try:
@@ -447,3 +680,83 @@ class Page:
             self._requests.ahead(question, estimate, self._before)
             self._find_effect(question.workload_name)  # for advice to divide the batch
         self._elsewhere.refresh()
+
+
+# `Beside`: asks memlab what takes a while in a thread beside the kernel's, one thing at a
+# time.
+#
+# *Stop* ends it as it ends a run. A failure becomes a sentence, because a thread has no
+# caller.
+
+T = TypeVar("T")
+
+
+class Beside:
+    """Asks on behalf of a pane of the page.
+
+    Args:
+        view: of the panel.
+        page: shows progress and sentences, and knows whether a run goes on.
+    """
+
+    def __init__(self, view: View, page: Page) -> None:
+        self._view, self._page = view, page
+
+    def begin(self, job: FitJob | BaseJob) -> bool:
+        """Take the turn of a job; return whether it was free."""
+        with self._page.lock:
+            if self._page.job is not None:
+                return False
+            self._page.begin(job)
+            self._page.show_ready(True)
+            self._view.show_progress(0.0)
+            self._page.forecasts.ahead([])  # they would take turns with it in the worker
+            return True
+
+    def ask(
+        self,
+        job: FitJob | BaseJob,
+        question: Callable[[Throttle], T],
+        arrived: Callable[[T], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        """Ask in a thread, and let the next job begin once it has ended.
+
+        Args:
+            job: that has begun.
+            question: returns the answer; it tells its progress to what it is given.
+            arrived: takes the answer, unless the panel is closed.
+            failed: takes a sentence that says why there is none.
+        """
+
+        def work() -> None:
+            tell = Throttle(self._page.tell)
+            try:
+                with self._page.guarded():
+                    try:
+                        answer = question(tell)
+                    except Exception as error:  # a thread has no caller
+                        self._say(job, error, failed)
+                        return
+                    tell.drop()  # late progress would overwrite the answer
+                    if not self._page.closed:
+                        arrived(answer)
+            finally:
+                tell.close()
+                self._end()
+
+        threading.Thread(target=work, daemon=True).start()
+
+    def _say(self, job: FitJob | BaseJob, error: Exception, failed: Callable[[str], None]) -> None:
+        was_stopped = job.cancel.is_set()
+        text = job.stopped if was_stopped else texts.error_text(error)
+        failed(text)
+        self._page.say(text, state.OPEN if was_stopped else state.BAD)
+
+    def _end(self) -> None:
+        """Let the next job begin."""
+        with self._page.lock:
+            self._page.job = None
+        self._view.show_progress(0.0)
+        self._page.refresh()
+        prewarm()  # if the job was stopped, its worker is gone

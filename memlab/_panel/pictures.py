@@ -6,42 +6,386 @@ person who moves a slider waits for it; the heat map comes last, since the impor
 """
 
 import contextlib
+import dataclasses
 import functools
 import html
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
 from memlab import plots
-from memlab._panel.comparisons import grid, missing_words
-from memlab._panel.rank_pane import RankPane
-from memlab._panel.readout import (
-    MOMENTS,
-    PARTS_OF_PEAK,
-    lowering,
-    moments,
-    parts_of_peak,
-    readout,
-)
 from memlab._panel.runs import Run, count_runs
+from memlab._panel.state import setting_words
 from memlab._panel.texts import NOT_DRAWN, error_text
+from memlab._util.tables import columns_table
+from memlab._util.units import format_bytes
 from memlab.config import StepConfig
-from memlab.explaining.explain import explain
-from memlab.figures.category_names import category_names
-from memlab.figures.look import axes_box
-from memlab.figures.parts import PARTS
-from memlab.figures.peak_readings import peak_readings
-from memlab.figures.readings import Reading, readings
+from memlab.figures.look import CATEGORY_COLORS, CATEGORY_LABELS, axes_box, category_names
+from memlab.figures.peak import PeakReading, peak_readings
+from memlab.figures.ranks import ALONE, RankBar, drawn_ranks, rank_bars
 from memlab.figures.runs import repeats_in_words
-from memlab.result import StepResult
+from memlab.figures.timeline import PARTS, Reading, readings
+from memlab.result import StepResult, format_percent
+from memlab.search.explain import Remedy, explain, remedies
+from memlab.techniques.every import CONTROLS
 from memlab.trace import Category, Phase
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from memlab.predicting.forecast import Forecast
+    from memlab.prediction.forecast import Forecast
+
+# What the charts of several runs compare: the axes of the heat map, the neighbours of a
+# setting.
+#
+# Pure functions of runs and predictions.
+
+FIELDS = tuple(field.name for field in dataclasses.fields(StepConfig))
+COUNTS = ("batch_size", "accumulation_steps")
+FEWEST_VALUES = 2  # of each axis: one row or one column is no map
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Grid:
+    """Two settings, and the runs that differ from the last run in these two at most."""
+
+    rows: str
+    columns: str
+    runs: tuple[Run, ...]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Those of the two settings of which another value must be run."""
+        return tuple(
+            field
+            for field in (self.rows, self.columns)
+            if len({_value(run.result, field) for run in self.runs}) < FEWEST_VALUES
+        )
+
+    @property
+    def num_cells(self) -> int:
+        """How many pairs of values were run."""
+        return len({_cell(run, (self.rows, self.columns)) for run in self.runs})
+
+
+def grid(runs: Sequence[Run]) -> Grid:
+    """Return the heat map's axes: the settings with two values each, then with the most cells.
+
+    In a tie they are those that vary most.
+    """
+    shown = runs[-1]
+    fields = plots.varying_fields([run.result for run in runs])
+    fields += [field for field in COUNTS if field not in fields]
+    # budgets are compared within one engine
+    pairs = itertools.combinations([field for field in fields if field != "budget_engine"], 2)
+    grids = [
+        Grid(rows=a, columns=b, runs=tuple(run for run in runs if _agree(run, shown, (a, b))))
+        for a, b in pairs
+    ]
+    return max(grids, key=lambda one: (-len(one.missing), one.num_cells))
+
+
+def missing_words(found: Grid) -> str:
+    """Return what has to be run before there is a heat map."""
+    names = [CONTROLS[field].label.lower() for field in found.missing]
+    others = " and ".join(f"another {name}" for name in names)
+    return (
+        "A heat map of the peak over two settings is drawn here once each has been run with two "
+        f"values. Still to run: {others}, with everything else as in {found.runs[-1].label}."
+    )
+
+
+def neighbours(config: StepConfig, known: Iterable[StepResult]) -> list[StepResult]:
+    """Return the results that differ from the config in one setting, and in that by one step.
+
+    A step of a slider is the nearest known value on either side; batch size and accumulation go at
+    most to the double or the half. A step of any other control is any other value.
+
+    Args:
+        config: the settings on screen.
+        known: predictions for the same workload and device.
+    """
+    nearest: dict[tuple[str, object], StepResult] = {}
+    for result in known:
+        differing = [name for name in FIELDS if getattr(config, name) != _value(result, name)]
+        if len(differing) != 1:
+            continue
+        (field,) = differing
+        here, there = getattr(config, field), _value(result, field)
+        if field in COUNTS and not here <= 2 * there <= 4 * here:
+            continue
+        is_slider = field in COUNTS or field == "memory_budget"
+        side = (field, there > here if is_slider else there)
+        best = nearest.get(side)
+        # of a choice the same value cannot be known twice
+        if best is None or abs(there - here) < abs(_value(best, field) - here):
+            nearest[side] = result
+    return list(nearest.values())
+
+
+def _value(result: StepResult, field: str) -> Any:
+    return getattr(result.config, field)
+
+
+def _agree(run: Run, shown: Run, apart_from: tuple[str, str]) -> bool:
+    here, there = run.result.config, shown.result.config
+    is_plain = 1.0 in (here.memory_budget, there.memory_budget)  # whatever the engine
+    free = {*apart_from, *(("budget_engine",) if is_plain else ())}
+    names = [name for name in FIELDS if name not in free]
+    return _cell(run, names) == _cell(shown, names)
+
+
+def _cell(run: Run, names: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(_value(run.result, name) for name in names)
+
+
+# `RankPane`: what each rank holds, at its peak or over a step, while a person has opened it.
+
+SIZE = (6.0, 2.8)  # inches
+HEADS = ("together", "ranks", "calls a step", "sent by a rank")
+AT_PEAK, OVER_STEP = "the peak of each rank", "all ranks over the step"
+
+
+class RankPane:
+    """A picture of the ranks, and a table of what they send one another.
+
+    Attributes:
+        box: of all of it; a button shows and hides it.
+        choice: of what is drawn: the peaks, all ranks over the step, or one of them.
+    """
+
+    def __init__(self) -> None:
+        self._picture, self._sent = widgets.HTML(_framed(f"<p>{ALONE}</p>")), widgets.HTML()
+        self._picture.add_class("memlab-picture")
+        self._sent.add_class("memlab-sent")
+        self.choice = widgets.Dropdown(options=[AT_PEAK, OVER_STEP], description="Show")
+        self.choice.tooltip = "the peaks beside each other, or how the memory goes in each rank"
+        self.box = widgets.Box([widgets.VBox([self.choice, self._picture]), self._sent])
+        for name in ("memlab-details", "memlab-ranks"):
+            self.box.add_class(name)
+        self._drawn: tuple[StepResult | None, str] | None = None
+        self._is_offering = False
+
+    def on_choice(self, changed: Callable[[], None]) -> None:
+        """Call a function whenever a person chooses what is drawn."""
+
+        def tell(_: Any) -> None:
+            if not self._is_offering:
+                changed()
+
+        self.choice.observe(tell, "value")
+
+    def draw(self, result: StepResult | None) -> None:
+        """Draw the ranks of a result, if that is on screen and not drawn yet; None for nothing."""
+        if self.box.layout.display == "none" or self._drawn == (result, self.choice.value):
+            return
+        ranks = [] if result is None else drawn_ranks(result)
+        self._offer([AT_PEAK, OVER_STEP, *(bar.label for bar in ranks)])
+        self._drawn = result, self.choice.value
+        if result is None:
+            self._picture.value, self._sent.value = _framed(f"<p>{ALONE}</p>"), ""
+            return
+        self._sent.value = sent_html(result)
+        try:
+            figure, label = _picture_of(result, self.choice.value, ranks)
+            self._picture.value = _framed(plots.to_svg(figure, label=label))
+        except Exception as error:
+            said = html.escape(f"{NOT_DRAWN}: {error_text(error)}")
+            self._picture.value = _framed(f"<p>{said}</p>")
+            raise
+
+    def _offer(self, options: list[str]) -> None:
+        """Offer other ranks; one that is chosen and there is no more gives way to the peaks."""
+        if list(self.choice.options) == options:
+            return
+        chosen = self.choice.value
+        self._is_offering = True
+        try:
+            self.choice.options = options
+            self.choice.value = chosen if chosen in options else AT_PEAK
+        finally:
+            self._is_offering = False
+
+
+def _picture_of(result: StepResult, choice: str, ranks: Sequence[RankBar]) -> tuple["Figure", str]:
+    """Return what a person has chosen to see, and what a screen reader says of it."""
+    if choice == AT_PEAK:
+        said = "; ".join(map(str, rank_bars(result)))
+        label = f"peak of each rank by category: {said}" if said else ALONE
+        return plots.rank_peaks(result, size=SIZE), label
+
+    if choice == OVER_STEP:
+        said = "; ".join(f"{bar.label} up to {format_bytes(bar.peak_bytes)}" for bar in ranks)
+        label = f"memory through one step in each rank: {said}" if said else ALONE
+        return plots.rank_timelines(result, size=SIZE), label
+
+    chosen = next(bar for bar in ranks if bar.label == choice)
+    label = f"memory through one step in {chosen}"
+    return plots.timeline(chosen.result, size=SIZE), label
+
+
+def sent_html(result: StepResult) -> str:
+    """Return what a rank sends in a step, by collective, as HTML; "" if nothing is known."""
+    rows: list[tuple[Any, ...]] = [
+        (each.collective, each.num_ranks, each.num_calls, format_bytes(each.sent_bytes))
+        for each in result.communication
+    ]
+    if not rows:
+        return ""
+    total = format_bytes(sum(each.sent_bytes for each in result.communication))
+    caption = f"A rank sends {total} a step, {result.source}, if all goes round a ring."
+    return f"<p>{html.escape(caption)}</p>{columns_table(HEADS, rows)}"
+
+
+def _framed(content: str) -> str:
+    shape = f"aspect-ratio: {SIZE[0]} / {SIZE[1]}"
+    return f'<div class="memlab-figure" style="{shape}">{content}</div>'
+
+
+# The readout of a picture: what is held where a person points, and what would lower it.
+#
+# Over each column of the timeline, and over each part of the peak bar, lies a radio button
+# with its words. The page's own style shows the words of the one under the pointer, or of
+# the one that is chosen by click or by arrow keys. All is HTML and CSS, so it works without
+# a kernel, offline, and wherever HTML is shown.
+
+MOST_CATEGORIES, MOST_SETTINGS = 5, 3
+MOMENTS = "moments of the step; arrow keys move through them"
+PARTS_OF_PEAK = "parts of the peak; arrow keys move through them"
+
+# what does not change in a step, such as the parameters, is in each of its moments
+_size = functools.lru_cache(1024)(format_bytes)
+
+Box = tuple[float, float, float, float]
+"""Left, top, width and height, as fractions of the picture."""
+Lowering = Mapping[Category, str]
+"""For each category, a line about the settings that would free some of it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spot:
+    """A place of a picture that a person can point at.
+
+    Attributes:
+        start: its left edge, 0..1.
+        end: its right edge, 0..1.
+        heard: what a screen reader says.
+        content: what is shown, as HTML.
+    """
+
+    start: float
+    end: float
+    heard: str
+    content: str
+
+
+def moments(
+    readings: Sequence[Reading],
+    lowering: Lowering,
+    names: Mapping[Category, str] = CATEGORY_LABELS,
+) -> list[Spot]:
+    """Return the spots of a timeline, one for each of its readings; `names` of the categories."""
+    lower = {category: f"<em>{html.escape(line)}</em>" for category, line in lowering.items()}
+    return [_moment(reading, lower, names) for reading in readings]
+
+
+def _moment(reading: Reading, lower: Mapping[Category, str], names: Mapping[Category, str]) -> Spot:
+    said = ", ".join(part for part in (reading.when, reading.where) if part)
+    title = f"{format_bytes(reading.nbytes)}{', the peak' if reading.is_peak else ''}"
+    rows = "".join(
+        f'<i style="background:{CATEGORY_COLORS[category]}"></i>'
+        f"{names[category]} <b>{_size(nbytes)}</b> "
+        f"<em>{format_percent(nbytes / reading.nbytes)}</em><br>"
+        for category, nbytes in reading.by_category[:MOST_CATEGORIES]
+    )
+    line = lower.get(reading.by_category[0][0], "") if reading.by_category else ""
+    content = f"<b>{title}</b><br>{html.escape(said)}<br>{rows}{line}"
+    return Spot(start=reading.start, end=reading.end, heard=f"{title}, {said}", content=content)
+
+
+def parts_of_peak(readings: Sequence[PeakReading], lowering: Lowering) -> list[Spot]:
+    """Return the spots of a peak bar, one for each of its parts."""
+    return [_part(reading, lowering) for reading in readings]
+
+
+def _part(reading: PeakReading, lowering: Lowering) -> Spot:
+    share = "" if reading.fraction is None else f", {format_percent(reading.fraction)} of the peak"
+    title = f"{reading.name} {format_bytes(reading.nbytes)}{share}"
+    places = [f"{place} {format_bytes(nbytes)}" for place, nbytes in reading.places]
+    line = lowering.get(reading.category, "") if reading.category else ""
+    rows = "".join(f"{html.escape(place)}<br>" for place in places)
+    return Spot(
+        start=reading.start,
+        end=reading.end,
+        heard=", ".join([title, *places, *([line] if line else [])]),
+        content=f'<i style="background:{reading.color}"></i><b>{title}</b><br>{rows}'
+        f"<em>{html.escape(line)}</em>",
+    )
+
+
+def readout(spots: Sequence[Spot], box: Box, *, name: str, kind: str, label: str) -> str:
+    """Return the readout as HTML, to lie over a picture.
+
+    Args:
+        spots: from left to right, each beginning where the one before ends.
+        box: where they lie in the picture.
+        name: of the group of radio buttons; another for each picture of a page.
+        kind: "moment" or "part", for the style.
+        label: what a screen reader says of them all.
+    """
+    if not spots:
+        return ""
+    left, top, width, height = (f"{share:.2%}" for share in box)
+    columns = " ".join(f"{spot.end - spot.start:.4f}fr" for spot in spots)
+    rest = 1 - spots[-1].end  # below the limit, where nothing is held
+    columns += f" {rest:.4f}fr" if rest > 0 else ""
+    style = f"left:{left};top:{top};width:{width};height:{height};grid-template-columns:{columns}"
+    strips = "".join(_strip(spot, html.escape(name), kind) for spot in spots)
+    return (
+        f'<div class="memlab-spots memlab-{kind}s" style="{style}" role="radiogroup" '
+        f'aria-label="{label}">{strips}</div>'
+    )
+
+
+def _strip(spot: Spot, name: str, kind: str) -> str:
+    side = "right" if spot.start < 0.5 else "left"
+    return (  # the attribute keeps keys from JupyterLab's own shortcuts
+        f'<label class="memlab-spot memlab-{kind}"><input type="radio" name="{name}" '
+        f'data-lm-suppress-shortcuts="true" aria-label="{html.escape(spot.heard)}">'
+        f'<span class="memlab-reading memlab-{side}">{spot.content}</span></label>'
+    )
+
+
+def lowering(result: StepResult, said_of_division: str = "") -> dict[Category, str]:
+    """Return for each category a line about the settings that would free some of it.
+
+    The settings and their savings are those of `memlab.explain`, in the words of the controls;
+    those that lower the peak most come first. A category that no setting frees is left out. With
+    more micro-batches comes what is said of their gradient.
+    """
+    offered = remedies(result)
+    said = {}
+    for category, label in CATEGORY_LABELS.items():
+        freeing = [remedy for remedy in offered if category in remedy.categories]
+        if freeing:
+            settings = ", ".join(
+                _in_words(one, said_of_division) for one in freeing[:MOST_SETTINGS]
+            )
+            said[category] = f"lower {label}: {settings}"
+    return said
+
+
+def _in_words(remedy: Remedy, said_of_division: str) -> str:
+    """Return for instance "accumulation 2 (peak about 12.0 MiB lower)"."""
+    setting = ", ".join(setting_words(field, value) for field, value in remedy.change.items())
+    said = [said_of_division] if said_of_division and "accumulation_steps" in remedy.change else []
+    if remedy.freed_bytes is not None:
+        said.insert(0, f"peak about {format_bytes(remedy.freed_bytes)} lower")
+    return f"{setting} ({'; '.join(said)})" if said else setting
+
 
 Size = tuple[float, float]
 SIZES: dict[str, Size] = {  # inches; the figure's text grows with its box
@@ -320,7 +664,9 @@ class Pictures:
             figure, above = draw(SIZES[name]), ""
             with self._noted():
                 above = over(figure)
-            self.boxes[name].value = _framed(name, plots.to_svg(figure, label=label) + above)
+            self.boxes[name].value = _framed_pictures(
+                name, plots.to_svg(figure, label=label) + above
+            )
             self.num_drawn += 1
             self._drawn[name] = key
 
@@ -370,10 +716,10 @@ def _empty_box(name: str) -> Any:
 
 
 def _waiting(name: str, text: str) -> str:
-    return _framed(name, f"<p>{html.escape(text)}</p>", "memlab-waiting")
+    return _framed_pictures(name, f"<p>{html.escape(text)}</p>", "memlab-waiting")
 
 
-def _framed(name: str, content: str, kind: str = "") -> str:
+def _framed_pictures(name: str, content: str, kind: str = "") -> str:
     width, height = SIZES[name]
     shape = f"aspect-ratio: {width} / {height}"
     return f'<div class="memlab-figure {kind}" style="{shape}">{content}</div>'

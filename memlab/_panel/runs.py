@@ -3,14 +3,22 @@
 A prediction that a person keeps is a run too, which says that it was predicted.
 """
 
+import atexit
+import contextlib
 import dataclasses
+import json
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+from memlab.cost_model.cost_store import cache_folder
+from memlab.errors import MemlabError
 from memlab.result import Outcome, Source, StepResult
-from memlab.verifying.report import VerifyReport
+from memlab.runtime.verify_report import VerifyReport
+from memlab.store.records import result_from_packed, result_to_packed
 
 MOST_SHOWN = 30
 
@@ -210,3 +218,208 @@ def count_runs(number: int) -> str:
 def _error(predicted: float | None, measured: float | None) -> float | None:
     """Return predicted divided by measured, minus one; None if either is missing."""
     return predicted / measured - 1 if predicted is not None and measured else None
+
+
+# Appends lines to a file in a thread of its own, so that nobody waits for the disk.
+#
+# A line waits for a moment, and a newer one takes its place: of a name that is being typed
+# only the last is written. `flush` writes all that waits. It is called when a panel is
+# closed and when the kernel ends, so that only a kernel that is killed loses lines, those
+# of its last moment.
+
+MOMENT_SECONDS = 1.0
+# a full disk, and a value that JSON does not know: neither must stop a panel
+UNWRITABLE = (OSError, TypeError, ValueError)
+
+
+class LineWriter:
+    """Lines that wait to be written, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # of what waits; never held while anything is written
+        self._writing = threading.Lock()
+        self._waiting: dict[Hashable, tuple[Path, Callable[[], str]]] = {}
+        self._timer: threading.Timer | None = None
+        atexit.register(self.flush)
+
+    def add(
+        self, path: Path, about: Hashable, line: Callable[[], str], *, soon: bool = False
+    ) -> None:
+        """Have a line appended to a file.
+
+        Args:
+            path: of the file, whose folder need not exist.
+            about: what the line says; an older line about the same that still waits is dropped.
+            line: makes the text of the line, in the thread that writes it.
+            soon: whether it does not wait for a newer line.
+        """
+        with self._lock:
+            self._waiting.pop(about, None)
+            self._waiting[about] = path, line
+            if soon and self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if self._timer is None:
+                self._timer = threading.Timer(0.0 if soon else MOMENT_SECONDS, self.flush)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def flush(self) -> None:
+        """Write what waits, and return once it is written."""
+        with self._writing:
+            with self._lock:
+                waiting, self._waiting = self._waiting, {}
+                if self._timer is not None:
+                    self._timer.cancel()
+                    self._timer = None
+
+            for path, line in waiting.values():
+                with contextlib.suppress(*UNWRITABLE):  # the others are written all the same
+                    _append(path, line())
+
+
+def _append(path: Path, line: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # in one piece, since another kernel may append at the same time
+    with path.open("ab", buffering=0) as file:
+        file.write(f"{line}\n".encode())
+
+
+# What a panel had on screen and what was run in it, kept in one file of lines for the next
+# kernel.
+#
+# Each line is a JSON object: the cell that it belongs to, and the settings on screen, a
+# run, or the changes of a run. Lines are only ever appended, by a thread of their own
+# (`LineWriter`). Which cell a panel belongs to is known in JupyterLab alone; elsewhere
+# (papermill, a script) nothing is read or written, so that those begin anew each time. Left
+# out: a policy function among the settings of a run, of which only the name comes back.
+
+FILE_NAME = "panels.jsonl"
+MOST_RUNS = 100  # that come back; all others stay in the file
+# what a line raises that another version of memlab wrote, or that was changed by hand
+UNREADABLE = (MemlabError, LookupError, TypeError, ValueError, AttributeError)
+RESULTS = {"result", "prediction"}  # fields of a run that hold one
+KEPT = ("result", "prediction", "report", "limit_bytes", "name", "cleared")
+WRITER = LineWriter()  # of all panels, so that their lines stay in order
+
+
+class History:
+    """The past of the panel of one cell, read when it is made. Nothing here raises.
+
+    Args:
+        cell: which cell of which notebook; "" if that is not known, so that nothing is kept.
+
+    Attributes:
+        settings: what was on screen last, by field; empty if there is nothing.
+    """
+
+    def __init__(self, cell: str) -> None:
+        self._cell, self._path = cell, _path() if cell else None
+        self.settings: dict[str, Any] = {}
+        self._runs: dict[str, dict[str, Any]] = {}  # as they were written, with their changes
+        self._noted: Mapping[str, Any] = {}  # the settings that were written last
+        for line in self._lines():
+            with contextlib.suppress(*UNREADABLE):
+                self._take(line)
+
+    def runs(self) -> list[Run]:
+        """Return the runs of earlier panels of this cell, oldest first, numbered from 1."""
+        found: list[Run] = []
+        for key, written in reversed(self._runs.items()):
+            if len(found) == MOST_RUNS:
+                break
+            with contextlib.suppress(*UNREADABLE):
+                found.append(Run(number=0, key=key, is_earlier=True, **_from_json(written)))
+        return [dataclasses.replace(run, number=i) for i, run in enumerate(found[::-1], start=1)]
+
+    def close(self) -> None:
+        """Write what still waits to be written."""
+        WRITER.flush()
+
+    def _take(self, line: Mapping[str, Any]) -> None:
+        if "settings" in line:
+            self.settings = dict(line["settings"])
+        elif "run" in line:
+            self._runs[line["key"]] = dict(line["run"])
+        elif line["key"] in self._runs:
+            self._runs[line["key"]] |= line["changes"]
+
+    def note_settings(self, settings: Mapping[str, Any]) -> None:
+        """Keep what is on screen, if it is not what was kept last."""
+        if settings != self._noted:
+            noted = self._noted = dict(settings)
+            self._append("settings", lambda: noted, about=())
+
+    def note_run(self, run: Run) -> None:
+        """Keep a new run."""
+        self._append("run", lambda: _to_json(run), about=(run.key,), soon=True, key=run.key)
+
+    def note_changes(self, run: Run, names: Iterable[str]) -> None:
+        """Keep the new values of fields of a run."""
+        changed = sorted(names)
+        self._append(
+            "changes", lambda: _to_json(run, changed), about=(run.key, *changed), key=run.key
+        )
+
+    def _append(
+        self,
+        kind: str,
+        content: Callable[[], Mapping[str, Any]],
+        *,
+        about: Hashable,
+        soon: bool = False,
+        **others: str,
+    ) -> None:
+        """Append a line; its content is made in the thread that writes it."""
+        if self._path is None:
+            return
+
+        def line() -> str:
+            return json.dumps({"cell": self._cell, **others, kind: content()})
+
+        WRITER.add(self._path, (self._cell, kind, about), line, soon=soon)
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        """Yield the objects of this cell, the oldest first."""
+        if self._path is None:
+            return
+
+        WRITER.flush()  # lines of the panel that this one replaces
+        begins = json.dumps({"cell": self._cell})[:-1] + ","
+        with contextlib.suppress(OSError), self._path.open(encoding="utf-8") as file:
+            for line in file:
+                if line.startswith(begins):
+                    with contextlib.suppress(ValueError):  # the end of a line that was cut off
+                        yield json.loads(line)
+
+
+def _path() -> Path | None:
+    try:
+        return cache_folder() / FILE_NAME
+    except MemlabError:  # there is no home folder
+        return None
+
+
+def _to_json(run: Run, names: Iterable[str] = KEPT) -> dict[str, Any]:
+    """Return fields of a run as plain JSON types; `_from_json` gives them back."""
+    fields = {name: getattr(run, name) for name in names}
+    for name in RESULTS & fields.keys():
+        fields[name] = fields[name] and result_to_packed(fields[name])
+    if report := fields.get("report"):
+        fields["report"] = {**dataclasses.asdict(report), "outcome": str(report.outcome)}
+    return fields
+
+
+def _from_json(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a run that `_to_json` wrote."""
+    fields = dict(data)
+    for name in RESULTS & fields.keys():
+        fields[name] = fields[name] and _result(fields[name])
+    if report := fields.get("report"):
+        fields["report"] = VerifyReport(**{**report, "outcome": Outcome(report["outcome"])})
+    return fields
+
+
+def _result(written: Mapping[str, Any]) -> StepResult:
+    """Return a result; the first panels wrote it without packing it."""
+    return result_from_packed(written) if "packed" in written else StepResult.from_dict(written)

@@ -5,14 +5,20 @@ box), so settings are a mapping by field name until `to_config` turns them into 
 """
 
 import functools
+import html
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from memlab._util.units import format_bytes
 from memlab.config import Precision, Sharding, StepConfig, allowed_value
 from memlab.errors import ConfigError
-from memlab.result import StepResult
+from memlab.result import CountedPeak, Judgement, Outcome, Source, StepResult, format_percent
+from memlab.runtime.accumulation import AccumulationEffect
+from memlab.runtime.inspect import WorkloadFacts
+from memlab.runtime.verify_report import VerifyReport
 from memlab.techniques.every import CONTROLS
 
 Settings = Mapping[str, Any]
@@ -195,3 +201,210 @@ def others(config: StepConfig) -> list[str]:
         if field not in (*DESCRIBED, *SAID_TOGETHER)
         and (value := getattr(config, field)) != getattr(StepConfig(), field)
     ]
+
+
+# Judgements in words, colour and symbol: fits, gradients, outcome of a run. Pure functions.
+#
+# What the controls mean is in `texts.py`.
+
+OUTCOME_WORDS = {
+    Outcome.OK: "ok",
+    Outcome.OUT_OF_MEMORY: "out of memory",
+    Outcome.UNSUPPORTED: "unsupported",
+    Outcome.FAILED: "failed",
+    Outcome.CRASHED: "crashed",
+    Outcome.CANCELLED: "stopped",
+    Outcome.TIMED_OUT: "timed out",
+}
+GOOD, BAD, OPEN, WARN = "good", "bad", "open", "warn"
+WORTH_SAYING = 0.02  # of the peak: how much less a step must need than it takes
+SYMBOLS = {GOOD: "✔", BAD: "✖", OPEN: "○", WARN: "▲"}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A judgement: `kind` is one of GOOD, BAD, OPEN, WARN, and chooses colour and symbol."""
+
+    kind: str
+    text: str
+    detail: str = ""
+
+    def html(self) -> str:
+        """Return it with its colour class and symbol; the detail becomes the tooltip."""
+        title = f' title="{html.escape(self.detail)}"' if self.detail else ""
+        return (
+            f'<span class="memlab-verdict memlab-{self.kind}"{title}>'
+            f'<span aria-hidden="true">{SYMBOLS[self.kind]}</span> {html.escape(self.text)}</span>'
+        )
+
+
+def gradient_verdict(
+    config: StepConfig, facts: WorkloadFacts | None, effect: AccumulationEffect | None
+) -> Verdict:
+    """Say whether micro-batches and ranks leave the gradient of the undivided batch as it is.
+
+    Args:
+        config: with the batch size, the accumulation steps and the ranks.
+        facts: None while they are not known.
+        effect: what micro-batches do to the gradient; None while it is not known.
+    """
+    if config.accumulation_steps * config.data_parallel_size == 1:
+        return Verdict(GOOD, "gradient: unchanged")
+    if facts is None:
+        return Verdict(OPEN, "gradient: not known yet", "the model is being looked at")
+    if facts.sample_mixing_modules:
+        where = facts.sample_mixing_modules[0]
+        return Verdict(
+            WARN,
+            f"gradient differs: BatchNorm in {where} sees {config.micro_batch_size} "
+            f"samples, not {config.batch_size}",
+            _and_others(facts.sample_mixing_modules),
+        )
+    if facts.random_modules:
+        return Verdict(
+            WARN,
+            f"gradient differs: {facts.random_modules[0]} draws new random numbers in each "
+            f"{'micro-batch' if config.data_parallel_size == 1 else 'rank and micro-batch'}",
+            _and_others(facts.random_modules),
+        )
+    if effect is None:
+        return Verdict(OPEN, "gradient: not checked yet", "a few samples are being tried")
+    if effect.same == "yes":
+        return Verdict(GOOD, "gradient: unchanged", "equal within rounding")
+    if effect.same in ("refused", "unknown"):
+        return Verdict(OPEN, "gradient: not checked", str(effect))
+    return Verdict(WARN, "gradient differs from that of the whole batch", effect.why)
+
+
+def fit_verdict(result: StepResult | None, limit_bytes: int | None) -> Verdict:
+    """Say in words the `fit` of a step and the limit that is on screen.
+
+    Args:
+        result: of the step. If it was made under another limit, or none, it is asked for its `fit`
+            to this one; if it ran out of memory, the words are of the limit that it ran under.
+        limit_bytes: None for what the card can hold, if that is known.
+    """
+    if result is None:
+        return Verdict(OPEN, "not measured yet")
+    if result.ended_before_its_peak and result.source is not Source.PREDICTED:
+        ran_under = result.memory_limit_bytes
+        what = f"the limit of {format_bytes(ran_under)}" if ran_under else "this machine"
+        return Verdict(BAD, f"does not fit {what}", result.message)
+    peak = result.counted_peak
+    if peak is None:
+        return Verdict(OPEN, f"no peak measured: {OUTCOME_WORDS[result.outcome]}", result.message)
+    if limit_bytes is None:
+        limit_bytes = result.usable_memory_bytes
+    if limit_bytes is None:
+        size = f"{format_bytes(peak.nbytes)} {peak.kind}"
+        return Verdict(OPEN, f"no limit set; peak {size}, {result.source}")
+
+    return _fit_of_peak(result.against_limit(limit_bytes), peak, limit_bytes)
+
+
+def _fit_of_peak(result: StepResult, peak: CountedPeak, limit_bytes: int) -> Verdict:
+    share = f"{_of(peak.nbytes, limit_bytes)} ({format_percent(peak.nbytes / limit_bytes)})"
+    share += f", {result.source}{_needed(peak)}"
+    detail = f"peak {peak.kind} bytes, {result.source} for {result.device}"
+    is_predicted = result.source is Source.PREDICTED  # what ran there did not need to be smaller
+    has_less_cache = bool(result.fits) and is_predicted and peak.nbytes > limit_bytes
+    if has_less_cache:
+        detail += "; at the limit the caching allocator gives back what it holds unused"
+
+    if result.fit is Judgement.TOO_CLOSE:
+        about = f" ± {format_percent(peak.judged_uncertainty)}"
+        return Verdict(WARN, f"too close to say: {share}{about}", f"{detail}{about}")
+    if result.fit is Judgement.FITS:
+        return Verdict(GOOD, f"fits{' with less cache' * has_less_cache}: {share}", detail)
+    measured = result.source is Source.MEASURED
+    return Verdict(BAD, f"does not fit: {share}", result.message if measured else detail)
+
+
+def _needed(peak: CountedPeak) -> str:
+    """Return what a step needs, where that is clearly less than what it takes."""
+    if peak.needed_bytes is None or peak.nbytes - peak.needed_bytes <= WORTH_SAYING * peak.nbytes:
+        return ""
+    return f", needs {format_bytes(peak.needed_bytes)}"
+
+
+def _of(size: int, limit: int) -> str:
+    """Return for instance "1.31 of 2.00 GiB", or both units where they differ."""
+    part, whole = format_bytes(size), format_bytes(limit)
+    unit = f" {whole.split()[-1]}"
+    return f"{part.removesuffix(unit)} of {whole}"
+
+
+def of_last_run(verdict: Verdict, result: StepResult) -> Verdict:
+    """Return the verdict of a result as one on settings that are not on screen any more."""
+    return Verdict(OPEN, f"{_last(result)}: {verdict.text}", verdict.detail)
+
+
+def _last(result: StepResult) -> str:
+    return "kept prediction" if result.source is Source.PREDICTED else "last run"
+
+
+def outcome_verdict(result: StepResult) -> Verdict:
+    """Say how a run ended, or that it is a prediction, for its row in the table."""
+    words = OUTCOME_WORDS[result.outcome]
+    if result.source is Source.PREDICTED:
+        is_ok = result.outcome is Outcome.OK
+        return Verdict(OPEN, "predicted" if is_ok else f"predicted: {words}", result.message)
+    if result.outcome is Outcome.OK:
+        if result.finite is False:
+            return Verdict(WARN, "loss not finite", result.message)
+        return Verdict(GOOD, words, result.message)
+    quiet = result.outcome in (Outcome.CANCELLED, Outcome.TIMED_OUT)
+    return Verdict(OPEN if quiet else BAD, words, result.message)
+
+
+def gradients_verdict(report: VerifyReport | None) -> Verdict:
+    """Say what the comparison with the reference step found."""
+    if report is None:
+        return Verdict(OPEN, "not checked", 'tick "check gradients" to compare them')
+    if report.outcome is not Outcome.OK:
+        return Verdict(OPEN, f"not checked: {OUTCOME_WORDS[report.outcome]}", report.why)
+    if not report.ok:
+        if report.max_relative_error is None or report.buffers_equal is False:
+            return Verdict(BAD, "differ", report.why)
+        return Verdict(BAD, f"differ by {report.max_relative_error:.0e}", report.why)
+    return Verdict(GOOD, "same", report.why)
+
+
+def stale_note(
+    result: StepResult, workload_name: str, device: str, config: StepConfig | None
+) -> str:
+    """Say in what the run of the picture differs from the settings on screen; "" if in nothing.
+
+    Args:
+        result: of the picture.
+        workload_name: on screen.
+        device: on screen.
+        config: on screen; None while the settings contradict one another.
+    """
+    if config is None:
+        return f"{_last(result)}: {describe(result)}"
+    said = []
+    if result.workload_name != workload_name:
+        said.append(result.workload_name)
+    if result.device != device:
+        said.append(f"on {result.device}")
+    for field in FIELDS:
+        if getattr(result.config, field) != getattr(config, field):
+            said.append(setting_of(result, field))
+    return f"{_last(result)}: {', '.join(said)}; what is set now was not run" if said else ""
+
+
+def setting_of(result: StepResult, field: str) -> str:
+    """Return one setting of a run as the table of runs names it."""
+    if field == "precision":
+        return result.number_format
+    return setting_words(field, getattr(result.config, field))
+
+
+def setting_words(field: str, value: object) -> str:
+    """Return one setting as the table of runs names it."""
+    return CONTROLS[field].named(value)
+
+
+def _and_others(paths: tuple[str, ...]) -> str:
+    return f"and {len(paths) - 1} more" if len(paths) > 1 else ""

@@ -4,40 +4,70 @@ Every line says what a setting means now, in samples, bytes or percent. The line
 of the settings on screen and of the workload; none of them measures anything.
 """
 
+import html
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 
-from memlab._panel.line import Line
 from memlab._panel.state import (
+    BAD,
+    OPEN,
+    SYMBOLS,
+    WARN,
     Settings,
+    Verdict,
     dividing_accumulation,
+    gradient_verdict,
     largest_accumulation,
     nearest_batch,
     to_config,
 )
-from memlab._panel.verdicts import BAD, WARN, gradient_verdict
-from memlab.arguments.units import MIB, TIB, format_bytes, parse_bytes, with_unit
-from memlab.config import (
-    FP32_FORMATS,
-    MOST_SAMPLES,
-    BudgetEngine,
-    Precision,
-    Sharding,
-    StepConfig,
-)
+from memlab._util.units import MIB, TIB, format_bytes, parse_bytes, with_unit
+from memlab.config import FP32_FORMATS, MOST_SAMPLES, BudgetEngine, Precision, Sharding, StepConfig
 from memlab.errors import MemlabError
-from memlab.measuring.inspect import WorkloadFacts
+from memlab.runtime.accumulation import AccumulationEffect
+from memlab.runtime.inspect import WorkloadFacts
 from memlab.techniques import accumulation, precision
+from memlab.techniques.checkpointing import checkpointing
 from memlab.techniques.every import CONTROLS, EVERY
 from memlab.techniques.optimizers import optimizer_in_backward, optimizers
 from memlab.techniques.precision import MODEL_DTYPE
-from memlab.techniques.recompute import checkpointing
 from memlab.techniques.sharding import sharding
 from memlab.techniques.technique import Setup, Technique
-from memlab.verifying.accumulation import AccumulationEffect
 from memlab.workload import SampleSize, WorkloadChoices
+
+# `Line`: the line beside a control.
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The line beside a control: what it means now, a verdict, and a remedy to click.
+
+    Attributes:
+        text: the explanation, or a sentence that says what is wrong.
+        verdict: shown after the text.
+        remedy: the label of a button, and the settings that it makes, by field.
+        kind: OPEN for an explanation, WARN or BAD for a problem.
+    """
+
+    text: str
+    verdict: Verdict | None = None
+    remedy: tuple[str, Mapping[str, object]] | None = None
+    kind: str = OPEN
+
+    def html(self) -> str:
+        """Return the line; a warning has a symbol beside its colour."""
+        symbol = (
+            "" if self.kind == OPEN else f'<span aria-hidden="true">{SYMBOLS[self.kind]}</span> '
+        )
+        verdict = f" {self.verdict.html()}" if self.verdict else ""
+        return (
+            f'<div class="memlab-line memlab-line-{self.kind}" title="{html.escape(self.text)}">'
+            f"{symbol}{html.escape(self.text)}{verdict}</div>"
+        )
+
 
 OF_OPTIMIZER = (
     optimizers.OPTIMIZER,

@@ -3,27 +3,246 @@
 import functools
 import html
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ipywidgets as widgets
 
-from memlab._panel import guide, style
-from memlab._panel.base_pane import BasePane
+from memlab._panel import controls as guide
+from memlab._panel import style
 from memlab._panel.cards_table import CardsTable
-from memlab._panel.choice_row import ChoiceRow
 from memlab._panel.choices import OTHER, compared_cards, offered_card
-from memlab._panel.controls import RANKS, SLIDERS, Controls, ExplainedLine, close, on_enter
-from memlab._panel.fit_pane import FitPane
-from memlab._panel.line import Line
+from memlab._panel.controls import (
+    RANKS,
+    SLIDERS,
+    ChoiceRow,
+    Controls,
+    ExplainedLine,
+    SizeRow,
+    close,
+    on_enter,
+    ranks_label,
+)
 from memlab._panel.pictures import Pictures
-from memlab._panel.rank_lines import ranks_label
 from memlab._panel.runs import Run, RunLog
-from memlab._panel.size_row import SizeRow
+from memlab._panel.state import SYMBOLS, WARN, Verdict
 from memlab._panel.table import Table
-from memlab._panel.texts import more_label
-from memlab._panel.verdicts import Verdict
+from memlab._panel.texts import Line, more_label
 from memlab.workload import Workload
+
+# The button *Fit for me*, its *Undo*, and the list of what it has found.
+
+MOST_FITTING, MOST_CLOSE = 5, 3
+WHAT_IT_DOES = (
+    "move the sliders to the fastest setting that fits the limit, by prediction: the batch size "
+    "and what you chose stay, memory budget and accumulation are searched anew"
+)
+
+
+class FitPane:
+    """Widgets alone; `fitting.py` says what they show.
+
+    Args:
+        pressed: called when *Fit for me* is pressed.
+        undo: called when *Undo* is pressed.
+        use: called with the number of a row, from 0, when its button is pressed.
+
+    Attributes:
+        button: *Fit for me*.
+        undo: beside it; invisible while there is nothing to undo.
+        box: the list, of fixed height.
+    """
+
+    def __init__(
+        self,
+        pressed: Callable[[], None],
+        undo: Callable[[], None],
+        use: Callable[[int], None],
+    ) -> None:
+        self.button = widgets.Button(description="Fit for me", tooltip=WHAT_IT_DOES)
+        self.button.add_class("memlab-fit-button")
+        self.button.on_click(lambda _: pressed())
+        self.undo = widgets.Button(
+            description="Undo", tooltip="bring back the settings as they were before Fit for me"
+        )
+        self.undo.add_class("memlab-fit-button")
+        self.undo.on_click(lambda _: undo())
+        self._head, self._past, self._rest = widgets.HTML(), widgets.HTML(), widgets.HTML()
+        self._rows = [FitRow(at, use) for at in range(MOST_FITTING + MOST_CLOSE)]
+        rows = [row.box for row in self._rows]
+        self.box = widgets.VBox([self._head, self._past, *rows, self._rest])
+        for name in ("memlab-answer", "memlab-fits"):
+            self.box.add_class(name)
+        self.show("Press Fit for me to search for the fastest setting that fits the limit.", "")
+        self.offer_undo(False)
+
+    def show_ready(self, ready: bool) -> None:
+        """Allow *Fit for me*, or not."""
+        self.button.disabled = not ready
+
+    def offer_undo(self, possible: bool) -> None:
+        """Show *Undo* while there is something to undo; its place stays."""
+        self.undo.layout.visibility = "visible" if possible else "hidden"
+
+    def show(
+        self, answer: str, about: str, rows: Sequence[str] = (), notes: Sequence[str] = ()
+    ) -> None:
+        """Show an answer.
+
+        Args:
+            answer: in a sentence.
+            about: what it is an answer to; "" for nothing.
+            rows: a line for each setting, as HTML.
+            notes: sentences on what was left alone.
+        """
+        self._head.value = f"<p><b>{html.escape(answer)}</b></p>" + (
+            f"<p>{html.escape(about)}</p>" if about else ""
+        )
+        for at, row in enumerate(self._rows):
+            row.show(rows[at] if at < len(rows) else "")
+        items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+        self._rest.value = f"<p>Left alone:</p><ul>{items}</ul>" if items else ""
+
+    def show_past(self, is_past: bool) -> None:
+        """Say that the answer belongs to other settings than those on screen, or not."""
+        text = "<p class='memlab-line-warn'>{} {}</p>"
+        said = "found for other settings than those on screen: press Fit for me again"
+        self._past.value = text.format(SYMBOLS[WARN], said) if is_past else ""
+
+    def mark(self, here: int | None, *, allowed: bool) -> None:
+        """Mark the row that is on screen, if one is, and enable the buttons, or not."""
+        for at, row in enumerate(self._rows):
+            row.button.disabled = not allowed
+            (row.box.add_class if at == here else row.box.remove_class)("memlab-fits-here")
+
+
+class FitRow:
+    """A setting and the button that goes there.
+
+    Args:
+        at: its number, from 0.
+        use: called with that number when the button is pressed.
+    """
+
+    def __init__(self, at: int, use: Callable[[int], None]) -> None:
+        self.text = widgets.HTML()
+        self.button = widgets.Button(description=f"use {at + 1}", tooltip="move the sliders there")
+        self.button.on_click(lambda _: use(at))
+        self.box = widgets.HBox([self.button, self.text])
+        self.box.add_class("memlab-fits-row")
+
+    def show(self, text: str) -> None:
+        """Show the setting, as HTML; nothing for ""."""
+        self.text.value = text
+        self.box.layout.display = "" if text else "none"
+
+
+def row_html(settings: str, price: str, *, is_close: bool) -> str:
+    """Return the line of a setting; one that is too close to say is marked."""
+    mark = ""
+    if is_close:
+        mark = (
+            f'<span class="memlab-verdict memlab-{WARN}"><span aria-hidden="true">{SYMBOLS[WARN]}'
+            "</span> too close to say</span> "
+        )
+    return f"{mark}<b>{html.escape(settings)}</b>: {html.escape(price)}"
+
+
+# `BasePane`: what a quantized base saves and costs, cause by cause, with what would change
+# it.
+
+COMPARE = "Compare"
+WHAT_A_BASE_DOES = (
+    "predict this step with a base in bf16 too, and say what the quantized base saves and costs at "
+    "the peak, why it may not help, and what would change that"
+)
+PAST = f"this is of other settings than those on screen: press {COMPARE} again"
+
+
+class BasePane:
+    """Widgets alone; `runner.py` says what they show.
+
+    Args:
+        ask: called when the pane is opened, and when *Compare* is pressed.
+        use: called with the number of a row, from 0, when its button is pressed.
+
+    Attributes:
+        toggle: opens and closes the pane; it is there while the base on screen is quantized.
+        box: of fixed height.
+    """
+
+    def __init__(self, ask: Callable[[], None], use: Callable[[int], None]) -> None:
+        self._ask, self._use = ask, use
+        self._base: str | None = None
+        self.toggle = widgets.ToggleButton(tooltip=WHAT_A_BASE_DOES, layout={"display": "none"})
+        self.toggle.observe(self._toggled, "value")
+        self._head, self._past, self._parts = widgets.HTML(), widgets.HTML(), widgets.HTML()
+        self._parts.add_class("memlab-causes")
+        self._compare = widgets.Button(description=COMPARE, tooltip=WHAT_A_BASE_DOES)
+        self._compare.on_click(lambda _: ask())
+        again = widgets.HBox([self._compare, self._past])
+        again.add_class("memlab-base-again")
+        self._rows: list[FitRow] = []
+        self._above = (self._head, again, self._parts)
+        self.box = widgets.VBox(self._above, layout={"display": "none"})
+        for name in ("memlab-answer", "memlab-base"):
+            self.box.add_class(name)
+        self.show("Not compared yet.", "")
+
+    def offer(self, base: str | None) -> None:
+        """Offer the comparison of a quantized base; None if that on screen is not quantized.
+
+        A pane that is open stays, and can be closed.
+        """
+        self._base = base
+        if base is not None:
+            self.toggle.description = f"what {base} saves"
+        is_there = base is not None or self.toggle.value
+        self.toggle.layout.display = "" if is_there else "none"
+
+    def show(self, answer: str, about: str, parts: str = "", rows: Sequence[str] = ()) -> None:
+        """Show an answer.
+
+        Args:
+            answer: in a sentence.
+            about: what it is an answer to; "" for nothing.
+            parts: the causes as HTML.
+            rows: a line for each change that may help, as HTML.
+        """
+        self._head.value = f"<p><b>{html.escape(answer)}</b></p>" + (
+            f"<p>{html.escape(about)}</p>" if about else ""
+        )
+        self._parts.value = parts
+        while len(self._rows) < len(rows):
+            self._rows.append(FitRow(len(self._rows), self._use))
+            self.box.children = (*self._above, *(row.box for row in self._rows))
+        for at, row in enumerate(self._rows):
+            row.show(rows[at] if at < len(rows) else "")
+
+    def mark(self, *, can_ask: bool, is_past: bool, usable: Sequence[bool]) -> None:
+        """Grey what is of other settings than those on screen, and enable what can be pressed.
+
+        Args:
+            can_ask: whether there is something new to compare.
+            is_past: whether the answer is of other settings.
+            usable: for each row, whether it leads somewhere.
+        """
+        self._compare.disabled = not can_ask
+        self._past.value = (
+            f"<p class='memlab-line-warn'>{SYMBOLS[WARN]} {PAST}</p>" if is_past else ""
+        )
+        for part in (self._head, self._parts, *(row.text for row in self._rows)):
+            (part.add_class if is_past else part.remove_class)("memlab-past")
+        for row, leads in zip(self._rows, usable, strict=False):
+            row.button.disabled = is_past or not leads
+
+    def _toggled(self, change: Mapping[str, Any]) -> None:
+        self.box.layout.display = "" if change["new"] else "none"
+        if change["new"]:
+            self._ask()
+        else:
+            self.offer(self._base)
+
 
 RUN, KEEP = "Run", "Keep this prediction"
 

@@ -43,12 +43,215 @@ is a figure of its 8 GB laptop form, "7.75 GiB". Where no post was found, it is 
   RTX 3080 laptop of 8 GB: of the RTX 3070 laptop, the same chip and size
 The RTX 5090 laptop is posted as "23.4 GiB", the P4 by deviceQuery alone.
 
-`reached.py` has what kernels came to on data-centre cards.
+`REACHED` has what kernels came to on data-centre cards.
 """
 
-from memlab.arguments.units import MIB
-from memlab.devices.card import Card
-from memlab.devices.reached import with_reached
+import dataclasses
+from dataclasses import dataclass
+
+from memlab._util.units import KIB, MIB
+
+# `Card`: what is known of one CUDA card, and what PyTorch and CUDA take of its memory.
+
+# "non-PyTorch memory" of out-of-memory messages (in use, less allocated and cached), torch 2.x with
+# lazy loading: T4 (40 multiprocessors) 100 MiB, RTX 4060 laptop (24) 115, RTX 4090 (128) 472 and
+# 504, L40 (142) 507; an idle RTX 6000 Ada (142) 426 (unsloth-zoo pull request 1053).
+CONTEXT_BASE_BYTES = 32 * MIB
+CONTEXT_BYTES_PER_MULTIPROCESSOR = 7 * MIB // 2
+CONTEXT_BYTES_UNKNOWN = 512 * MIB
+
+# PyTorch's parseChosenWorkspaceSize (CublasHandlePool.cpp): ":4096:2:16:8", or 32 MiB on these
+# architectures. Blackwell (10, 12) since pytorch pull request 175344; torch 2.11 has 9.0 alone.
+CUBLAS_WORKSPACE_BYTES = 2 * (4096 * KIB) + 8 * (16 * KIB)
+CUBLAS_WORKSPACE_BYTES_LARGE = 32 * MIB
+LARGE_WORKSPACE_MAJORS = (9, 10, 12)
+
+# The compute capability of the first cards with tensor cores for TF32 and bf16, and with kernels of
+# flash_attn (its README: "Ampere, Ada, or Hopper GPUs").
+AMPERE = (8, 0)
+VOLTA, TURING = (7, 0), (7, 5)
+
+
+# Results of fp64 a clock and multiprocessor as a share of those of fp32, by compute capability: the
+# table "Throughput of Native Arithmetic Instructions" of the CUDA C++ Programming Guide.
+FP64_SHARES = {(6, 0): 1 / 2, (7, 0): 1 / 2, (8, 0): 1 / 2, (9, 0): 1 / 2, (10, 0): 1 / 2,
+               (6, 1): 1 / 32, (7, 5): 1 / 32}  # fmt: skip
+FP64_SHARE_OF_OTHERS = 1 / 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reached:
+    """What the fastest kernels on a card's tensor cores reached when others timed them.
+
+    Attributes:
+        product_share: of the dense peak in bf16, by the fastest of many matrix products.
+        product_shape: rows, columns and inner size of that product.
+        num_multiprocessors: of the card that it was timed on.
+        attention_share: of the dense peak, by the forward of PyTorch's flash attention.
+        attention_backward_share: the same of its backward.
+    """
+
+    product_share: float
+    product_shape: tuple[int, int, int]
+    num_multiprocessors: int
+    attention_share: float
+    attention_backward_share: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Card:
+    """What is known about a card. None means not known, or for a number format not supported.
+
+    Attributes:
+        name: as `memlab.predict` takes it, for instance "rtx-4090" or "24GiB".
+        title: as the driver names it, or the name where there is none.
+        memory_bytes: all that CUDA can give, the context included.
+        memory_bytes_per_second: datasheet peak of the card's memory, not of its caches.
+        fp32_flops_per_second: on the CUDA cores.
+        tf32_flops_per_second: on the tensor cores, as are bf16 and fp16. A card without them takes
+            as long for matrix products in fp16 as in fp32, since PyTorch sums them in fp32.
+        bf16_flops_per_second: summed in fp32.
+        fp16_flops_per_second: summed in fp32.
+        compute_capability: major and minor.
+        num_multiprocessors: as `multi_processor_count` of PyTorch.
+        host_bytes_per_second: of the bus to the host, in one direction; PCIe 4.0 where not known.
+        board_watts: the most that the board may take; cards with little of it for their peak run
+            below their boost clock when they work.
+        ecc_in_memory: whether error correction is on and takes a share of memory and bandwidth.
+        reached: the most that was timed on tensor cores of this kind; None where it is not known.
+    """
+
+    name: str
+    title: str
+    memory_bytes: int
+    memory_bytes_per_second: float | None = None
+    fp32_flops_per_second: float | None = None
+    tf32_flops_per_second: float | None = None
+    bf16_flops_per_second: float | None = None
+    fp16_flops_per_second: float | None = None
+    compute_capability: tuple[int, int] | None = None
+    num_multiprocessors: int | None = None
+    host_bytes_per_second: float = 31.5e9
+    board_watts: float | None = None
+    ecc_in_memory: bool = False
+    reached: Reached | None = None
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether the card has bf16 units; an unknown card counts as not having them."""
+        if self.compute_capability is None:
+            return self.bf16_flops_per_second is not None
+        return self.compute_capability >= AMPERE
+
+    @property
+    def int8_flops_per_second(self) -> float | None:
+        """Rate of products of int8 numbers.
+
+        Since Turing, tensor cores multiply them at twice the rate of fp16: the datasheets of T4
+        (130 and 65 TOP/s), A100 (624 and 312) and H100 (1979 and 989). On a GeForce it is more.
+        """
+        has_cores = self.compute_capability is not None and self.compute_capability >= TURING
+        if has_cores and self.fp16_flops_per_second is not None:
+            return 2 * self.fp16_flops_per_second
+        return self.fp32_flops_per_second
+
+    @property
+    def is_before_volta(self) -> bool:
+        """Whether the card is known to be older than Volta."""
+        return self.compute_capability is not None and self.compute_capability < VOLTA
+
+    @property
+    def is_before_ampere(self) -> bool:
+        """Whether the card is known to be older than Ampere."""
+        return self.compute_capability is not None and self.compute_capability < AMPERE
+
+    @property
+    def fp64_flops_per_second(self) -> float | None:
+        """On the CUDA cores; tensor cores for fp64 (A100, H100) are not regarded."""
+        if self.fp32_flops_per_second is None or self.compute_capability is None:
+            return None
+        share = FP64_SHARES.get(self.compute_capability, FP64_SHARE_OF_OTHERS)
+        return self.fp32_flops_per_second * share
+
+    @property
+    def context_bytes(self) -> int:
+        """Memory that CUDA holds besides the allocator (context, kernels), estimated +-100 MiB."""
+        if self.num_multiprocessors is None:
+            return CONTEXT_BYTES_UNKNOWN
+        return CONTEXT_BASE_BYTES + CONTEXT_BYTES_PER_MULTIPROCESSOR * self.num_multiprocessors
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory that the caching allocator can reserve; an estimate, like the context."""
+        return self.memory_bytes - self.context_bytes
+
+    @property
+    def cublas_workspace_bytes(self) -> int:
+        """PyTorch's default cuBLAS workspace: one a stream, from the caching allocator.
+
+        cuBLASLt (`addmm` with a bias) shares it unless TORCH_CUBLASLT_UNIFIED_WORKSPACE=0 (pytorch
+        pull request 168175). Not regarded: the environment variable CUBLAS_WORKSPACE_CONFIG.
+        """
+        major = self.compute_capability[0] if self.compute_capability else 0
+        large = major in LARGE_WORKSPACE_MAJORS
+        return CUBLAS_WORKSPACE_BYTES_LARGE if large else CUBLAS_WORKSPACE_BYTES
+
+
+# What the fastest kernels reached on the tensor cores of data-centre cards when others
+# timed them.
+#
+# No kernel comes up to the dense peak of a datasheet, and a card has a share of its own of
+# it:
+#
+#   products in bf16  stas00/ml-engineering, compute/accelerator/README.md at 744d01e, table
+# "Maximum Achievable Matmul FLOPS": A100 SXM 271.2 TFLOP/s (86.9 %), A100 PCIe 252.9 (81.1
+# %), H100 SXM 794.5 (80.3 %, "H200 is the same"), B200 SXM 1745.0 (77.6 %); each is the
+# fastest of many shapes, which stand here beside it flash attention   FlashAttention-2,
+# PyTorch's flash kernel: on an A100 up to 73 % in forward and 63 % in backward (arXiv
+# 2307.08691, section 4); on an H100 35 % (arXiv 2407.08608, abstract), and 335 TFLOP/s of
+# forward and backward together, 34 % (arXiv 2307.08691, section 4.1)
+#
+# Assumed: the H100 PCIe reaches the share of the SXM form, and the B200 in attention that
+# of the H100, since the kernel uses the instructions of neither. Data-centre cards that the
+# table lacks reach the highest share in it, that of the A100: then none is faster than was
+# seen of any. The fp32 products of five such cards, to which `product_fp32` in
+# kernel_times.json was fitted, come to the same share. GeForce and RTX cards have no
+# figure: they clock above their datasheet where they can, as steps on an RTX 3090 show.
+
+_A100 = Reached(
+    product_share=0.869,
+    product_shape=(1024, 10240, 5120),
+    num_multiprocessors=108,
+    attention_share=0.73,
+    attention_backward_share=0.63,
+)
+_A100_PCIE = dataclasses.replace(_A100, product_share=0.811, product_shape=(2048, 5120, 6144))
+_H100 = Reached(
+    product_share=0.803,
+    product_shape=(2048, 2048, 13312),
+    num_multiprocessors=132,
+    attention_share=0.35,
+    attention_backward_share=0.34,
+)
+_B200 = dataclasses.replace(
+    _H100, product_share=0.776, product_shape=(1792, 16128, 3072), num_multiprocessors=148
+)
+_BY_NAME = {
+    "a100-pcie-40": _A100_PCIE,
+    "a100-pcie-80": _A100_PCIE,
+    "h100": _H100,
+    "h100-pcie": _H100,
+    "h200": _H100,
+    "b200": _B200,
+}
+
+
+def with_reached(card: Card) -> Card:
+    """Return a data-centre card with what was reached; the same card if it has no tensor cores."""
+    if card.fp16_flops_per_second is None:
+        return card
+    return dataclasses.replace(card, reached=_BY_NAME.get(card.name, _A100))
+
 
 Peaks = tuple[float, float | None, float | None, float | None]  # fp32, tf32, bf16, fp16
 
@@ -84,7 +287,7 @@ def _card(
 
 _P3, _P4, _P5 = 15.75e9, 31.5e9, 63e9
 _HOPPER = (66.9e12, 494.7e12, 989.4e12, 989.4e12)
-_A100 = (19.5e12, 156e12, 312e12, 312e12)
+_A100_CARD_TABLE = (19.5e12, 156e12, 312e12, 312e12)
 _V100 = (15.7e12, None, None, 125e12)
 _V100_PCIE = (14e12, None, None, 112e12)
 
@@ -106,13 +309,13 @@ _DATA_CENTRE = (
     _card("h100-pcie", "NVIDIA H100 PCIe", 81_008 * MIB, 2e12,
           (51.2e12, 378e12, 756e12, 756e12), (9, 0), 114, _P5, 350),  # H
     _card("a100-40", "NVIDIA A100-SXM4-40GB", 40_339 * MIB, 1.555e12,
-          _A100, (8, 0), 108, _P4, 400),  # A
+          _A100_CARD_TABLE, (8, 0), 108, _P4, 400),  # A
     _card("a100-80", "NVIDIA A100-SXM4-80GB", 81_158 * MIB, 2.039e12,
-          _A100, (8, 0), 108, _P4, 400),  # A
+          _A100_CARD_TABLE, (8, 0), 108, _P4, 400),  # A
     _card("a100-pcie-40", "NVIDIA A100-PCIE-40GB", 40_377 * MIB, 1.555e12,
-          _A100, (8, 0), 108, _P4, 250),  # A
+          _A100_CARD_TABLE, (8, 0), 108, _P4, 250),  # A
     _card("a100-pcie-80", "NVIDIA A100 80GB PCIe", 81_154 * MIB, 1.935e12,
-          _A100, (8, 0), 108, _P4, 300),  # A
+          _A100_CARD_TABLE, (8, 0), 108, _P4, 300),  # A
     _card("l40s", "NVIDIA L40S", 45_589 * MIB, 864e9,
           (91.6e12, 183e12, 362.05e12, 362.05e12), (8, 9), 142, _P4, 350, True),  # D
     _card("l4", "NVIDIA L4", 22_518 * MIB, 300e9,

@@ -1,6 +1,6 @@
 """Finding a CUDA card by name, by the driver's name or by memory, and the target to predict for.
 
-`card_table.py` has the cards themselves, `cluster_table.py` what connects several of them.
+`card_table.py` has the cards themselves, `clusters.py` what connects several of them.
 """
 
 import dataclasses
@@ -12,16 +12,13 @@ from typing import Literal
 
 import torch
 
-from memlab.arguments.checks import checked
-from memlab.arguments.quoting import shown
-from memlab.arguments.units import GIB, format_bytes, parse_bytes
-from memlab.devices.card import CUBLAS_WORKSPACE_BYTES, Card
-from memlab.devices.card_table import TABLE
-from memlab.devices.cluster import Cluster
-from memlab.devices.cluster_table import NAMED, cluster_of, named, numbers_in
+from memlab._util.checks import checked
+from memlab._util.units import GIB, format_bytes, parse_bytes, shown
+from memlab.devices.card_table import CUBLAS_WORKSPACE_BYTES, TABLE, Card
+from memlab.devices.clusters import NAMED, Cluster, cluster_of, named, numbers_in
 from memlab.devices.here import resolve_device
+from memlab.devices.operators import KnownCosts
 from memlab.errors import ConfigError, DeviceError
-from memlab.operators.cost import KnownCosts
 
 __all__ = ["CUBLAS_WORKSPACE_BYTES", "Card", "Target", "card", "cluster", "find", "names",
            "of_device", "resolve"]  # fmt: skip

@@ -25,11 +25,12 @@ from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Affine2D
 
-from memlab.arguments.checks import checked, count, number, of_type
-from memlab.arguments.quoting import printable
-from memlab.arguments.units import GIB, KIB, MIB, TIB
+from memlab._util.checks import checked, count, number, of_type
+from memlab._util.units import GIB, KIB, MIB, TIB, printable
 from memlab.errors import ConfigError
 from memlab.result import Source, StepResult
+from memlab.search.holdings import is_workspace, name_of_buffers
+from memlab.techniques.sharding.ranks import is_tensor_parallel
 from memlab.trace import Category
 
 Size = tuple[float, float]
@@ -333,3 +334,16 @@ def _unique_ids(body: str) -> str:
 
     body = re.sub(r'\sid="([^"]+)"', rename, body)
     return re.sub(r'(url\(#|href="#)([^)"]+)', lambda m: m[1] + names[m[2]], body)
+
+
+# What a picture calls the categories of a result: their labels, but for memory of a library.
+
+
+def category_names(result: StepResult) -> dict[Category, str]:
+    """Return the name of each category, as it is right for what this result holds."""
+    is_cuda = result.peak_reserved_bytes is not None
+    buffers = [held for held in result.peak_holdings if held.category is Category.BUFFERS]
+    is_tried = is_tensor_parallel(result.config)
+    kinds = {is_workspace(held, is_cuda=is_cuda, is_tried=is_tried) for held in buffers}
+    label = CATEGORY_LABELS[Category.BUFFERS]
+    return {**CATEGORY_LABELS, Category.BUFFERS: name_of_buffers(kinds, label)}

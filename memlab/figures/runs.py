@@ -1,13 +1,49 @@
 """What the pictures of several runs share: labels, and words for missing and unsteady numbers."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from itertools import cycle, pairwise
+from typing import Any
 
-from memlab.arguments.units import format_seconds
-from memlab.devices.load import QUIET_SHARE
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from memlab._util.checks import checked, choice
+from memlab._util.units import format_bytes, format_seconds
+from memlab.config import Precision, Sharding, StepConfig
+from memlab.devices.here import QUIET_SHARE
+from memlab.devices.operators import STEADY
 from memlab.errors import ConfigError
-from memlab.figures.look import CATEGORY_COLORS
-from memlab.operators.cost import STEADY
-from memlab.result import Outcome, StepResult
+from memlab.figures.look import (
+    CATEGORY_COLORS,
+    FONT,
+    FONT_SIZE,
+    GRID,
+    INK,
+    LIMIT,
+    POINTS,
+    Canvas,
+    Size,
+    box_points,
+    byte_axis,
+    data_axes,
+    inches,
+    name_ticks,
+    new_figure,
+    origin,
+    placeholder,
+    second_axis,
+    shorten,
+    text_width,
+    write,
+    write_title,
+)
+from memlab.result import Outcome, Source, StepResult
 from memlab.trace import Category
 
 RUN = CATEGORY_COLORS[Category.PARAMETERS]  # the colour of a run
@@ -70,3 +106,598 @@ def repeats_in_words(result: StepResult) -> str:
         return text
     least, most = (format_seconds(f(result.step_seconds_all)) for f in (min, max))
     return f"{text}, repeats {least} to {most}: {why}"
+
+
+# Dots in a picture of memory against time: their front, the limit, and names that cover
+# little.
+
+BEATEN = 0.35  # how strongly a dot is drawn that another one beats in memory and in time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dot:
+    """One result in the picture.
+
+    Attributes:
+        label: the name of the drawn dot.
+        seconds: a step takes.
+        nbytes: of its peak allocated.
+        is_hollow: whether it was predicted.
+        is_small: whether it is drawn small, as what matters less than the others.
+        strength: how strongly it is drawn, 0..1.
+        name: written beside it; "" for none.
+        marker: of matplotlib.
+    """
+
+    label: str
+    seconds: float
+    nbytes: int
+    is_hollow: bool
+    is_small: bool = False
+    strength: float = 1.0
+    name: str = ""
+    marker: str = "o"
+
+    @property
+    def width(self) -> float:
+        """The width in points."""
+        if self.is_small:
+            return 3.0
+        if self.marker == "*":
+            return 12.0  # its points are thin
+        return 7.0 if self.name else 4.5
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Return the indices of the points that no other point beats, by their first coordinate.
+
+    A point beats another if it is smaller in one coordinate and no larger in the other. Equal
+    points are all in the front.
+
+    >>> pareto_front([(1, 9), (2, 5), (3, 7), (4, 5)])
+    [0, 1]
+    """
+
+    def is_beaten(x: float, y: float) -> bool:
+        return any(a <= x and b <= y and (a, b) != (x, y) for a, b in points)
+
+    front = [i for i, (x, y) in enumerate(points) if not is_beaten(x, y)]
+    return sorted(front, key=lambda i: points[i])
+
+
+def draw_front(axes: Axes, front: Sequence[Dot]) -> None:
+    """Draw the front as stairs: whatever lies above them is beaten by a run on them."""
+    if len(front) > 1:
+        axes.plot([dot.seconds for dot in front], [dot.nbytes for dot in front], color=RUN,
+                  drawstyle="steps-post", linewidth=1, alpha=0.5, zorder=2, label="Pareto front",
+                  )  # fmt: skip
+
+
+def draw_limit(axes: Axes, limit: int, what: str) -> None:
+    """Draw the limit as a line; `what` says of which bytes it is."""
+    axes.axhline(limit, color=LIMIT, linestyle=(0, (5, 3)), linewidth=1, label="limit")
+    write(
+        axes,
+        axes.get_xlim()[0],
+        limit,
+        f" limit {format_bytes(limit)}{what}",
+        color=LIMIT,
+        va="bottom",
+    )
+
+
+def draw_dots(
+    axes: Axes, dots: Sequence[Dot], limit: int | None, fronts: Sequence[Sequence[Dot]]
+) -> None:
+    """Draw the dots; a name goes where it covers least, the right side of its dot first."""
+    _, _, width, height = box_points(axes)
+    low, high = axes.get_xlim()
+    per_x, per_y = width / (high - low), height / axes.get_ylim()[1]
+    taken = [
+        ((dot.seconds - low) * per_x - 4, dot.nbytes * per_y, 8.0)
+        for dot in dots
+        if not dot.is_small  # a name may cover those
+    ]
+    if limit is not None:
+        taken.append((0.0, limit * per_y, width))
+    for front in fronts:
+        taken += _along([((dot.seconds - low) * per_x, dot.nbytes * per_y) for dot in front])
+
+    for dot in sorted(dots, key=lambda dot: bool(dot.name)):
+        axes.plot([dot.seconds], [dot.nbytes], dot.marker, markersize=dot.width,
+                  markerfacecolor="none" if dot.is_hollow else RUN, markeredgecolor=RUN, zorder=3,
+                  markeredgewidth=1.4 if dot.is_hollow else 0, alpha=dot.strength,
+                  label=dot.label)  # fmt: skip
+        if not dot.name:
+            continue
+        text = shorten(dot.name, 0.45 * width)
+        wide = text_width(text)
+        spots = [(x, 0.0) for x in (8.0, -8.0 - wide)]
+        spots += [(x, y) for x in (-wide / 2, 8.0, -8.0 - wide) for y in (11.5, -11.5)]
+        px, py = (dot.seconds - low) * per_x, dot.nbytes * per_y
+        dx, dy = min(
+            spots, key=lambda spot: _crowding(px + spot[0], py + spot[1], wide, taken, width)
+        )
+        taken.append((px + dx, py + dy, wide))
+        write(axes, low + (px + dx) / per_x, (py + dy) / per_y, text)
+
+
+def _along(corners: Sequence[tuple[float, float]]) -> list[tuple[float, float, float]]:
+    """Return places along the stairs between these points, in points, that a name would cover."""
+    found = []
+    for (x, y), (next_x, next_y) in pairwise(corners):
+        found.append((x, y, next_x - x))
+        rows = range(int(min(y, next_y)), int(max(y, next_y)) + 1, 5)
+        found += [(next_x, float(row), 1.0) for row in rows]
+    return found
+
+
+def _crowding(
+    x: float, y: float, wide: float, taken: Sequence[tuple[float, float, float]], room: float
+) -> int:
+    """Return how many names a name here would cover, and many more if it leaves the axes."""
+    covered = sum(
+        abs(y - other_y) < 11 and x < other_x + other_wide and other_x < x + wide
+        for other_x, other_y, other_wide in taken
+    )
+    return covered + 100 * (x < 0 or x + wide > room + 8)
+
+
+# `memory_against_time`: one dot for each run, step time across and peak allocated up.
+#
+# Both axes are of one kind: the peak is of allocated bytes even where reserved bytes count
+# against the limit, which the line of the limit then says. Predicted and measured dots
+# differ in their fill.
+
+
+@checked(size=inches)
+def memory_against_time(
+    results: Sequence[StepResult],
+    *,
+    labels: Sequence[str],
+    pinned: Collection[int] = (),
+    here: StepResult | None = None,
+    neighbours: Sequence[StepResult] = (),
+    size: Size = (4.4, 2.6),
+) -> Figure:
+    """Return one dot a run: step time across, peak allocated up; down and left is better.
+
+    A line joins the runs of a Pareto front, those of which no other run takes less memory in no
+    more time, or less time in no more memory. All others are fainter. Only runs of the same
+    workload and batch size are compared, since a smaller batch does less work in its step. What was
+    predicted is hollow.
+
+    Args:
+        results: those without a time or a peak are counted in words.
+        labels: the name of each run.
+        pinned: indices of the runs to name; the last run is always named.
+        here: the prediction for a setting that was not run, named "on screen"; not in the front.
+        neighbours: predictions for settings beside it, drawn small and faint; not in the front.
+        size: in inches.
+    """
+    runs = labelled(results, labels)
+    if max(pinned, default=0) >= max(len(runs), 1):
+        raise ConfigError(f"pinned holds {max(pinned)}; allowed is the index of a result")
+    dots = _dots(results, "run")
+    fronts = _fronts(results, dots)
+    names = {i: labels[i] for i in (*pinned, len(runs) - 1) if runs}
+    faint = [replace(dot, strength=BEATEN) for dot in _dots(neighbours, "neighbour").values()]
+    own = [replace(dot, name="on screen") for dot in _dots([here] if here else [], "here").values()]
+    shown = [*faint, *_styled(dots, fronts, names), *own]
+    if not shown:
+        return placeholder(NO_RUNS if not runs else "No run with a time yet.", size=size)
+
+    figure = new_figure(size)
+    axes = data_axes(figure, "memory against time", margins=(34, 28, 10, 20))
+    slowest, highest = max(dot.seconds for dot in shown), max(dot.nbytes for dot in shown)
+    limit = next((r.memory_limit_bytes for r in reversed(results) if r.memory_limit_bytes), None)
+    shown_limit = limit if limit is not None and limit <= 2 * highest else None
+    axes.set(xlim=(0, 1.12 * slowest), ylim=(0, 1.15 * max(highest, shown_limit or 0)))
+    byte_unit, second_unit = byte_axis(axes, "y", axes.get_ylim()[1]), second_axis(axes, slowest)
+    for front in fronts:
+        draw_front(axes, [dots[i] for i in front])
+    if shown_limit is not None:
+        has_cache = any(r.counted_peak and r.counted_peak.kind == "reserved" for r in results)
+        draw_limit(axes, shown_limit, " of reserved bytes" if has_cache else "")
+    draw_dots(axes, shown, shown_limit, [[dots[i] for i in front] for front in fronts])
+
+    every = [*results, *neighbours, *([here] if here else [])]
+    write_title(figure, f"peak {byte_unit} allocated ({origin(every)})")
+    missing = f"; {len(runs) - len(dots)} without a time" if len(dots) < len(runs) else ""
+    text = f"time per step, {second_unit}{missing}"
+    write(Canvas(figure), size[0] * POINTS - 8, 7, text, ha="right")
+    return figure
+
+
+def _fronts(results: Sequence[StepResult], dots: Mapping[int, Dot]) -> list[list[int]]:
+    """Return the Pareto front of the runs of each workload and batch size, as their indices."""
+    alike: dict[tuple[str, int], list[int]] = {}
+    for i in dots:
+        work = results[i].workload_name, results[i].config.batch_size
+        alike.setdefault(work, []).append(i)
+    return [
+        [group[n] for n in pareto_front([(dots[i].seconds, dots[i].nbytes) for i in group])]
+        for group in alike.values()
+    ]
+
+
+def _styled(
+    dots: Mapping[int, Dot], fronts: Sequence[Sequence[int]], names: Mapping[int, str]
+) -> list[Dot]:
+    """Return the runs as they are drawn: beaten ones fainter, pinned ones as diamonds."""
+    in_front = {i for front in fronts for i in front}
+    newest = max(names, default=-1)
+    return [
+        replace(
+            dot,
+            name=names.get(i, ""),
+            strength=1.0 if i in in_front else BEATEN,
+            marker="D" if i in names and i != newest else "o",
+        )
+        for i, dot in dots.items()
+    ]
+
+
+def _dots(results: Sequence[StepResult], kind: str) -> dict[int, Dot]:
+    """Return a dot for each result that has a time and a peak, by its index."""
+    return {
+        i: Dot(
+            label=f"{kind} {i}",
+            seconds=result.step_seconds,
+            nbytes=result.peak_allocated_bytes,
+            is_hollow=result.source is Source.PREDICTED,
+        )
+        for i, result in enumerate(results)
+        if result.step_seconds is not None and result.peak_allocated_bytes is not None
+    }
+
+
+# `step_times`: the median step time of each run as a bar, its repeats as dots and a whisker.
+
+MOST_BARS = 12  # more do not fit the height
+MARK = "▲"  # as the panel marks a warning
+
+
+@checked(size=inches)
+def step_times(
+    results: Sequence[StepResult], *, labels: Sequence[str], size: Size = (4.4, 2.6)
+) -> Figure:
+    """Return a bar of the median step time for each run, its repeats as dots.
+
+    A whisker reaches from the fastest repeat to the slowest. A time that is not steady is marked,
+    and words say why in place of the rate. A predicted bar is hollow. A run without a time gets its
+    outcome in words. Of more than 12 runs the last 12 are shown.
+    """
+    runs = labelled(results, labels)
+    if not runs:
+        return placeholder(NO_RUNS, size=size)
+    shown = runs[-MOST_BARS:]
+    figure = new_figure(size)
+    names = [shorten(label, 0.3 * size[0] * POINTS) for _, label in shown]
+    left = max(text_width(name) for name in names) + 10
+    axes = data_axes(figure, "step times", margins=(left, 16, 6, 20))
+    axes.grid(axis="x", color=GRID, linewidth=0.5, alpha=0.45)
+    name_ticks(axes, "y", range(len(shown)), names)
+    axes.set_ylim(max(len(shown), 4) - 0.5, -0.5)
+    times = [t for r, _ in shown if r.step_seconds for t in (*r.step_seconds_all, r.step_seconds)]
+    slowest = max(times, default=1.0)
+    room = max(text_width(f"{_beside(result)}  ") for result, _ in shown)
+    axes.set_xlim(0, slowest * 1.03 / (1 - room / box_points(axes)[2]))
+    unit = second_axis(axes, slowest)
+    for row, (result, _) in enumerate(shown):
+        _draw_step_time(axes, row, result, newest=row == len(shown) - 1)
+    count = "" if shown == runs else f", last {MOST_BARS} of {len(runs)}"
+    title = f"median step time, {unit} ({origin([r for r, _ in shown])}){count}"
+    write_title(figure, title)
+    return figure
+
+
+def _draw_step_time(axes: Axes, row: int, result: StepResult, *, newest: bool) -> None:
+    gap = axes.get_xlim()[1] * 0.025
+    if result.step_seconds is None:
+        write(axes, gap, row, without_numbers(result), style="italic", color=LIMIT)
+        return
+    is_hollow = result.source is Source.PREDICTED
+    axes.barh(row, result.step_seconds, height=0.62, alpha=1.0 if newest else 0.55,
+              facecolor="none" if is_hollow else RUN, edgecolor=RUN,
+              linewidth=1.4 if is_hollow else 0)  # fmt: skip
+    repeats = result.step_seconds_all
+    axes.plot(repeats, [row] * len(repeats), "o", color=INK, markersize=2.6, markeredgewidth=0)
+    if len(repeats) > 1:
+        axes.plot([min(repeats), max(repeats)], [row, row], "|-", color=INK, markersize=6,
+                  linewidth=0.9, label="repeats")  # fmt: skip
+    write(axes, max((*repeats, result.step_seconds)) + gap, row, _beside(result))
+
+
+def _beside(result: StepResult) -> str:
+    """Return what is written beside a bar: why its time is not steady, or else the rate."""
+    if is_unsteady(result):
+        return f"{MARK} {why_unsteady(result)}"
+    rate = result.samples_per_second
+    return "" if rate is None else f"{_three_digits(rate)} samples/s"
+
+
+def _three_digits(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+# `heat_map`: the peaks of several runs over two settings; `varying_fields`: which two.
+
+FIELD = choice(*(field.name for field in fields(StepConfig)))
+
+
+@checked(rows=FIELD, columns=FIELD, size=inches)
+def heat_map(
+    results: Sequence[StepResult],
+    *,
+    rows: str = "batch_size",
+    columns: str = "accumulation_steps",
+    limit_bytes: int | None = None,
+    size: Size = (4.4, 2.6),
+) -> Figure:
+    """Return the peak allocated over two `StepConfig` fields of the settings tried.
+
+    The latest result of a cell counts. A peak that does not fit `limit_bytes` is hatched. A cell
+    without a peak says why, such as "OOM"; a setting that was not tried is blank.
+    """
+    if not results:
+        return placeholder(NO_RUNS, size=size)
+    import seaborn  # 0.7 s to import
+
+    ys, xs, peaks, words, fits = _cells(results, rows, columns, limit_bytes or None)
+    figure = new_figure(size)
+    row_names = [shorten(label, 0.4 * size[0] * POINTS) for label in _labels(ys, results)]
+    column_names = [
+        shorten(label, 0.6 * size[0] * POINTS / len(xs)) for label in _labels(xs, results)
+    ]
+    left = max(map(text_width, row_names)) + 10
+    axes = data_axes(figure, "heat map", margins=(left, 30, 8, 34))
+    axes.spines["bottom"].set_visible(False)
+    top = np.nanmax(peaks, initial=1)
+    font = {"fontfamily": FONT, "fontsize": FONT_SIZE}
+    style = {"cmap": "crest", "cbar": False, "linewidths": 0}
+    no_ticks = {"xticklabels": False, "yticklabels": False}
+    seaborn.heatmap(
+        peaks, ax=axes, vmin=0, vmax=top, annot=words, fmt="", annot_kws=font, **style, **no_ticks
+    )
+    name_ticks(axes, "x", [i + 0.5 for i in range(len(xs))], column_names)
+    name_ticks(axes, "y", [i + 0.5 for i in range(len(ys))], row_names)
+    axes.tick_params(labelrotation=0, labelsize=FONT_SIZE, labelfontfamily=FONT, length=0)
+    for row, column in np.argwhere(np.isnan(peaks)):
+        _mark_cell(axes, row, column, words[row, column])
+    over = np.argwhere(~np.isnan(peaks) & ~fits)
+    for row, column in over:
+        _hatch_cell(axes, row, column, LIMIT)
+    hatched = ", hatch: over limit" if len(over) else ""
+    write_title(figure, f"peak allocated ({origin(results)}){hatched}")
+    overlay = Canvas(figure)
+    write(overlay, 6, size[1] * POINTS - 22, f"{_axis_name(rows)}, down")
+    write(overlay, size[0] * POINTS - 8, 7, f"{_axis_name(columns)}, across", ha="right")
+    return figure
+
+
+def _cells(
+    results: Sequence[StepResult], rows: str, columns: str, limit: int | None
+) -> tuple[
+    list[Any], list[Any], npt.NDArray[np.float64], npt.NDArray[np.object_], npt.NDArray[np.bool_]
+]:
+    """Return values down and across, peaks (NaN: none), words (empty: untried), and what fits."""
+    latest = {(getattr(r.config, rows), getattr(r.config, columns)): r for r in results}
+    ys, xs = (_in_order({cell[axis] for cell in latest}) for axis in (0, 1))
+    peaks, words = np.full((len(ys), len(xs)), np.nan), np.full((len(ys), len(xs)), "", object)
+    fits = np.full((len(ys), len(xs)), True)
+    for (y, x), result in latest.items():
+        at = ys.index(y), xs.index(x)
+        fits[at] = result.against_limit(limit).fits is not False
+        if result.peak_allocated_bytes is not None:
+            peaks[at] = result.peak_allocated_bytes
+            words[at] = format_bytes(result.peak_allocated_bytes)
+        else:
+            words[at] = without_numbers(result, short=True)
+    return ys, xs, peaks, words, fits
+
+
+def _labels(values: Sequence[Any], results: Sequence[StepResult]) -> list[str]:
+    """Return the values as they are written; "as-built" is what was built, the same in all runs."""
+    built = {r.number_format for r in results if r.config.precision is Precision.AS_BUILT}
+    own = {Precision.AS_BUILT: built.pop()} if len(built) == 1 else {}
+    return [own.get(value, str(value)) for value in values]
+
+
+def _mark_cell(axes: Axes, row: int, column: int, word: str) -> None:
+    """Hatch the cell of a run that gave no peak and say why; leave an untried one blank."""
+    if word:
+        _hatch_cell(axes, row, column, GRID)
+        write(axes, column + 0.5, row + 0.5, word, ha="center", color=LIMIT)
+
+
+def _hatch_cell(axes: Axes, row: int, column: int, color: str) -> None:
+    axes.add_artist(Rectangle((column + 0.03, row + 0.03), 0.94, 0.94, facecolor="none",
+                              edgecolor=color, hatch="///", alpha=0.5, linewidth=0))  # fmt: skip
+
+
+def _axis_name(field: str) -> str:
+    """Return a setting as the panel's controls call it."""
+    return "accumulation" if field == "accumulation_steps" else field.replace("_", " ")
+
+
+def _in_order(values: Collection[Any]) -> list[Any]:
+    """Sort numbers by size, choices as their enum lists them, and texts among functions by name."""
+    if not all(isinstance(value, int | float | StrEnum) for value in values):
+        return sorted(values, key=str)
+    return sorted(values, key=lambda v: list(type(v)).index(v) if isinstance(v, StrEnum) else v)
+
+
+@checked()
+def varying_fields(results: Sequence[StepResult]) -> list[str]:
+    """Return the `StepConfig` fields in which the results differ, most distinct values first."""
+    distinct = {
+        field.name: len({getattr(result.config, field.name) for result in results})
+        for field in fields(StepConfig)
+    }
+    return sorted((name for name, n in distinct.items() if n > 1), key=lambda name: -distinct[name])
+
+
+# `scaling`: what more ranks change, one line for each way to share: the peak of a rank, the
+# speed.
+#
+# The number of ranks goes across, doubling from tick to tick. Above is the peak of the
+# worst rank, below the samples per second, with a faint line for the speed that as many
+# ranks would reach if each were as fast as with the fewest. Where no result has a time
+# there is only the peak.
+
+COLORS = [CATEGORY_COLORS[category] for category in (
+    Category.PARAMETERS, Category.ACTIVATIONS, Category.GRADIENTS, Category.OPTIMIZER_STATE,
+    Category.BUFFERS,
+)]  # fmt: skip
+MARKERS = "osD^v"
+MOST_TICKS = 7
+LEFT, BELOW, BETWEEN, ABOVE = 46, 28, 24, 20  # margins in points
+
+
+@checked(size=inches)
+def scaling(results: Sequence[StepResult], *, size: Size = (4.4, 3.4)) -> Figure:
+    """Return the peak of the worst rank and the samples per second against the number of ranks.
+
+    Results of one strategy are joined by a line that has its name. Those without a peak are left
+    out. Peaks are of allocated bytes.
+
+    Args:
+        results: of one workload with several `world_size`, predicted or measured.
+        size: in inches.
+    """
+    lines = _lines(results)
+    if not lines:
+        return placeholder(NO_RUNS, size=size)
+
+    figure = new_figure(size)
+    is_timed = any(result.samples_per_second for line in lines.values() for result in line)
+    height, right = size[1] * POINTS, max(map(text_width, lines)) + 12
+    half = (height - BELOW - BETWEEN - ABOVE) / 2 + BETWEEN + BELOW if is_timed else BELOW
+    upper = data_axes(figure, "peak", margins=(LEFT, half, right, ABOVE))
+    shown = [result for line in lines.values() for result in line]
+    highest = max(_peak(result) for result in shown)
+    upper.set(ylim=(0, 1.12 * highest))
+    _number_ranks(upper, shown)
+    unit = byte_axis(upper, "y", 1.12 * highest)
+    _draw(upper, lines, are_rates=False)
+    if is_timed:
+        lower = data_axes(figure, "speed", margins=(LEFT, BELOW, right, height - half + BETWEEN))
+        upper.set_xticklabels([])
+        _number_rates(lower, [r.samples_per_second for r in shown if r.samples_per_second])
+        _number_ranks(lower, shown)
+        _draw_ideal(lower, lines)
+        _draw(lower, lines, are_rates=True)
+        said = shorten("samples per second, each line ten times the last", size[0] * POINTS - 10)
+        write(Canvas(figure), 6, half - 14, said)
+
+    write_title(figure, f"peak {unit} allocated, worst rank ({origin(shown)})")
+    write(Canvas(figure), size[0] * POINTS - 8, 7, "ranks", ha="right")
+    return figure
+
+
+def _lines(results: Sequence[StepResult]) -> dict[str, list[StepResult]]:
+    """Return the results with a peak by strategy, in the order of their ranks."""
+    lines: dict[str, list[StepResult]] = {}
+    for result in sorted(results, key=lambda result: result.config.world_size):
+        if result.peak_allocated_bytes is not None:
+            lines.setdefault(_name(result), []).append(result)
+    return lines
+
+
+def _name(result: StepResult) -> str:
+    config = result.config
+    if config.sharding is Sharding.NONE:
+        return "one process"
+    name = str(config.sharding)
+    if config.shard_group_size:
+        name += f", groups of {config.shard_group_size}"
+    if config.tensor_parallel_size > 1:
+        name += f", tensor {config.tensor_parallel_size}"
+    if config.offload_parameters:
+        name += ", offloaded"
+    return name
+
+
+def _number_ranks(axes: Axes, shown: Sequence[StepResult]) -> None:
+    """Set ticks at numbers of ranks, as many as fit."""
+    sizes = sorted({result.config.world_size for result in shown})
+    places = [math.log2(size) for size in sizes]
+    axes.set_xlim(min(places) - 0.3, max(places) + 0.3)
+    step = -(-len(sizes) // MOST_TICKS)
+    name_ticks(axes, "x", places[::-step], [f"{size:,}" for size in sizes[::-step]])
+
+
+def _number_rates(axes: Axes, rates: Sequence[float]) -> None:
+    """Set ticks at powers of ten: with ranks that double, a steady speed-up is a straight line."""
+    low, high = math.floor(math.log10(min(rates))), math.ceil(math.log10(1.2 * max(rates)))
+    axes.set(ylim=(low, high))
+    places = list(range(low, high + 1))
+    name_ticks(axes, "y", places, [f"{10.0**place:g}" for place in places])
+    axes.grid(axis="y", color=GRID, linewidth=0.5, alpha=0.45)
+
+
+def _draw(axes: Axes, lines: dict[str, list[StepResult]], *, are_rates: bool) -> None:
+    ends = []
+    for (name, line), color, marker in zip(
+        lines.items(), cycle(COLORS), cycle(MARKERS), strict=False
+    ):
+        values = [_rate(r) if are_rates else _peak(r) for r in line]
+        known = [
+            (math.log2(r.config.world_size), value)
+            for r, value in zip(line, values, strict=True)
+            if value is not None
+        ]
+        if not known:
+            continue
+        x, y = zip(*known, strict=True)
+        axes.plot(x, y, color=color, marker=marker, markersize=4, linewidth=1.2, label=name)
+        ends.append((y[-1], x[-1], name, color))
+    _name_ends(axes, sorted(ends))
+
+
+def _name_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Write the names of lines beside their ends, none across another or above the axes."""
+    bottom, top = axes.get_ylim()
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    points = axes.get_position().height * figure.get_size_inches()[1] * POINTS
+    line = 11 * (top - bottom) / points
+    places, last = list[float](), bottom - line
+    for y, *_ in ends:
+        last = max(y, last + line)
+        places.append(last)
+
+    ceiling = top - line / 2  # above it is the title
+    for number in reversed(range(len(places))):
+        places[number] = min(places[number], ceiling)
+        ceiling = places[number] - line
+
+    right = axes.get_xlim()[1]
+    for place, (_, _, name, color) in zip(places, ends, strict=True):
+        write(axes, right, place, f" {name}", color=color, clip_on=False)
+
+
+def _draw_ideal(axes: Axes, lines: dict[str, list[StepResult]]) -> None:
+    """Draw the speed of ranks that are all as fast as the fewest are."""
+    for line in lines.values():
+        timed = [result for result in line if result.samples_per_second]
+        if len(timed) < 2:
+            continue
+        first, last = timed[0], timed[-1]
+        start = _rate(first) or 0.0
+        growth = math.log10(last.config.world_size / first.config.world_size)
+        axes.plot(
+            [math.log2(each.config.world_size) for each in (first, last)],
+            [start, start + growth],
+            color=GRID, linewidth=0.8, linestyle=(0, (4, 3)), label="as fast as the fewest",
+        )  # fmt: skip
+
+
+def _rate(result: StepResult) -> float | None:
+    """Return the logarithm of the samples per second."""
+    return math.log10(result.samples_per_second) if result.samples_per_second else None
+
+
+def _peak(result: StepResult) -> int:
+    return result.peak_allocated_bytes or 0

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Arc
 
-from memlab.arguments.checks import checked
+from memlab._util.checks import checked
 from memlab.figures.look import (
     CATEGORY_COLORS,
     GRID,
@@ -28,7 +28,7 @@ from memlab.figures.look import (
     text_width,
     write,
 )
-from memlab.graphs.graph_rows import GraphRow, GraphTable, NodeKind
+from memlab.prediction.graph_table import GraphRow, GraphTable, NodeKind
 from memlab.result import Outcome
 from memlab.trace import Category
 

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.lines import Line2D
+from matplotlib.patches import Polygon, Rectangle
 
-from memlab.arguments.checks import checked
-from memlab.arguments.units import format_bytes
-from memlab.figures.areas import area, stairs, stroke, thin
+from memlab._util.checks import checked, choice
+from memlab._util.units import format_bytes
 from memlab.figures.look import (
     CATEGORY_COLORS,
     CATEGORY_LABELS,
@@ -32,6 +32,7 @@ from memlab.figures.look import (
     Size,
     box_points,
     byte_axis,
+    category_names,
     data_axes,
     inches,
     new_figure,
@@ -41,10 +42,186 @@ from memlab.figures.look import (
     text_width,
     write,
 )
-from memlab.figures.parts import cut, part_name, phase_or_none
-from memlab.figures.timeline_key import draw_key, key_rows
-from memlab.result import StepResult
-from memlab.trace import CATEGORIES, PHASES, Phase, Timeline
+from memlab.result import StepResult, signed_percent
+from memlab.trace import CATEGORIES, PHASES, Category, Phase, Timeline
+
+# The key of a timeline: each category's bytes at the peak, and what its lines are.
+
+
+def key_rows(
+    result: StepResult, measured: StepResult | None, compare: StepResult | None, label: str
+) -> list[tuple[str, str, str]]:
+    """Return colour, name and size at the peak of what is drawn, top to bottom.
+
+    The colour is "-" or "--" for a line and empty for a row of text alone.
+    """
+    assert result.timeline is not None
+    at_peak = result.timeline.peak_by_category
+    present = result.timeline.bytes_by_category.max(axis=0)
+    names = category_names(result)
+    rows = [
+        (CATEGORY_COLORS[category], names[category], format_bytes(at_peak[category]))
+        for category in reversed(STACK)
+        if present[CATEGORIES.index(category)]
+    ]
+
+    if measured is not None and measured.timeline is not None:
+        peak = int(measured.timeline.total_bytes.max())
+        error = sum(at_peak.values()) / peak - 1
+        rows += [
+            ("-", f"{measured.source} peak", format_bytes(peak)),
+            ("", "prediction error", signed_percent(error)),
+        ]
+
+    if compare is not None and compare.timeline is not None:
+        other, mine = compare.config.to_dict(), result.config.to_dict()
+        changed = [f"{name}={value}" for name, value in other.items() if value != mine[name]]
+        name = label or ", ".join(changed) or str(compare.source)
+        peak = int(compare.timeline.total_bytes.max())
+        rows += [("--", name, ""), ("", "its peak", format_bytes(peak))]
+
+    return rows
+
+
+def draw_key(overlay: Canvas, rows: Sequence[tuple[str, str, str]], *, beside: bool) -> None:
+    """Draw the key beside the picture with a heading, or under it in two columns."""
+    width, height = overlay.width, overlay.height
+    column = 158.0 if beside else (width - 24) / 2
+    per_column = len(rows) if beside else math.ceil(len(rows) / 2)
+    top = height - 56 if beside else per_column * 13 - 5
+    if beside:
+        write(overlay, width - 6, top + 15, "at the peak", ha="right")
+    for i, (color, name, size) in enumerate(rows):
+        x = width - 6 - column if beside else 6 + (i // per_column) * (column + 12)
+        y = top - 14 * (i % per_column) - (6 if color[:1] in ("-", "") and beside else 0)
+        if color.startswith("#"):
+            overlay.add_artist(Rectangle((x, y - 4), 9, 9, facecolor=color, linewidth=0))
+        elif color:
+            dashes: Any = (0, (2, 1)) if color == "--" else "-"
+            across = Line2D([x - 1, x + 10], [y, y], color=INK, linewidth=1.6, linestyle=dashes)
+            overlay.add_artist(across)
+
+        room = column - 20 - text_width(size)
+        write(overlay, x + 15, y, shorten(name, room))
+        write(overlay, x + column, y, size, ha="right")
+
+
+# What the timelines draw with: thinned curves as stairs, areas and lines.
+#
+# matplotlib's own functions would spend milliseconds on limits that are set already.
+
+COLUMNS = 720  # about one a point of the widest figure
+
+
+def thin(total: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
+    """Return the first highest instant of each of at most `COLUMNS` equal runs of instants."""
+    width = -(-len(total) // COLUMNS)
+    padded = np.full(-(-len(total) // width) * width, -1)
+    padded[: len(total)] = total
+    rows: npt.NDArray[np.intp]
+    rows = np.arange(0, len(padded), width) + padded.reshape(-1, width).argmax(axis=1)
+    return rows
+
+
+def stairs(
+    x: npt.NDArray[np.float64], y: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """Return the corners of a curve that holds each value until the next instant, and to 1."""
+    kept = np.flatnonzero(np.diff(y, prepend=y[0] - 1))
+    edges = np.append(x[kept], 1.0)
+    edges[0] = 0.0
+    return np.repeat(edges, 2)[1:-1], np.repeat(y[kept], 2)
+
+
+def area(
+    axes: Axes,
+    x: npt.NDArray[np.float64],
+    y: npt.NDArray[np.int64],
+    *,
+    base: int = 0,
+    **style: Any,
+) -> None:
+    """Fill from the curve down to `base`; `axes.fill` would spend 6 ms on limits we know."""
+    corners = np.column_stack((np.r_[0, x, 1], np.r_[base, y, base]))
+    patch = Polygon(corners, closed=True, linewidth=0, zorder=2, **style)
+    axes.add_artist(patch).set_clip_path(axes.patch)
+
+
+def stroke(axes: Axes, x: Any, y: Any, **style: Any) -> None:
+    """Draw a line; `axes.plot` would spend 2 ms on limits that are set already."""
+    axes.add_artist(Line2D(x, y, **style))
+
+
+# A part of a step: one phase of one micro-batch, to be drawn by itself.
+#
+# Forward and backward run once for each micro-batch. Of these the one that reaches highest
+# is taken, since that is where the memory of the step is decided.
+
+PARTS = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+
+
+def phase_or_none(name: str, value: Any) -> Phase | None:
+    """Return the phase that an argument names; None stays None.
+
+    Raises:
+        ConfigError: it names none of `PARTS`.
+    """
+    phase: Phase | None = None if value is None else choice(*PARTS)(name, value)
+    return phase
+
+
+def part_name(timeline: Timeline, phase: Phase) -> str:
+    """Return the words for a phase of its highest micro-batch: "backward of micro-batch 2 of 4"."""
+    count = int(timeline.micro_batch.max(initial=0)) + 1
+    if count == 1 or phase is Phase.OPTIMIZER:
+        return str(phase)
+    return f"{phase} of micro-batch {highest_micro_batch(timeline, phase) + 1} of {count}"
+
+
+def highest_micro_batch(timeline: Timeline, phase: Phase) -> int:
+    """Return the micro-batch in which a phase reaches highest; 0 if there is no such phase."""
+    rows = np.flatnonzero(timeline.phase == PHASES.index(phase))
+    if not len(rows):
+        return 0
+    return int(timeline.micro_batch[rows[timeline.total_bytes[rows].argmax()]])
+
+
+def part_of(timeline: Timeline, phase: Phase) -> Timeline:
+    """Return one phase of its highest micro-batch, from its first instant to its last.
+
+    It is empty if the step has no such phase. Where the optimizer runs in backward, each of the two
+    also holds what lies between its own instants of the other.
+    """
+    is_in = timeline.phase == PHASES.index(phase)
+    if phase is not Phase.OPTIMIZER:
+        is_in &= timeline.micro_batch == highest_micro_batch(timeline, phase)
+    rows = np.flatnonzero(is_in)
+    begin, end = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
+
+    return Timeline(
+        bytes_by_category=timeline.bytes_by_category[begin:end],
+        phase=timeline.phase[begin:end],
+        micro_batch=np.zeros(end - begin, np.int32),  # there is but one in a part
+        operator=timeline.operator[begin:end],
+    )
+
+
+def cut(result: StepResult, phase: Phase) -> StepResult:
+    """Return the result with one part of its timeline, and the place of its peak if that is there.
+
+    It has no timeline if the step has no such phase, and its message says so.
+    """
+    if result.timeline is None:
+        return result
+    part, place = part_of(result.timeline, phase), result.peak_place
+    if not len(part):
+        return replace(result, timeline=None, message=f"This step has no {phase} phase.")
+
+    is_there = place is not None and place.phase is phase
+    if place is not None and phase is not Phase.OPTIMIZER:
+        is_there &= place.micro_batch == highest_micro_batch(result.timeline, phase)
+    return replace(result, timeline=part, peak_place=place if is_there else None)
+
 
 OPTIMIZER_SHARE = 0.2  # of the time axis, at most: a loop over parameters is long and flat
 PHASE_TONES = {Phase.DATA: 0.1, Phase.FORWARD: 0.25, Phase.BACKWARD: 0.5, Phase.OPTIMIZER: 0.8}
@@ -295,3 +472,126 @@ def _mark_limit(axes: Axes, limit: int, what: str, *, shown: bool) -> None:
     ground = {"facecolor": HALO, "alpha": 0.75, "linewidth": 0, "pad": 1.5}
     height = limit + 0.02 * axes.get_ylim()[1]
     write(axes, 0.99, height, text, color=LIMIT, ha="right", va="bottom", bbox=ground)
+
+
+# The readings of a timeline that a person can point at, each with the words that a page
+# shows.
+#
+# A page lays one strip over each column of the picture. The reading of a column is its
+# highest instant, so the peak is among them.
+
+MOST_READINGS = 90
+PARTS_OF_A_PHASE = ("early in", "in the middle of", "late in")
+
+Ran = Sequence[tuple[str, str]]
+"""The operators of a step in order, each as the path of its module and its own name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """One reading of a step.
+
+    Attributes:
+        start: left edge of its column, 0..1.
+        end: right edge of its column, 0..1.
+        nbytes: allocated.
+        is_peak: whether it is the highest of the step.
+        when: the phase, in words: "early in backward of micro-batch 2".
+        where: the module and operator that ran last, in words; "" if they are not known.
+        by_category: what is allocated, the largest first, without empty categories.
+    """
+
+    start: float
+    end: float
+    nbytes: int
+    is_peak: bool
+    when: str
+    where: str
+    by_category: tuple[tuple[Category, int], ...]
+
+
+def readings(
+    timeline: Timeline,
+    ran: Ran = (),
+    blocks: Sequence[str] = (),
+    *,
+    only: Phase | None = None,
+) -> list[Reading]:
+    """Return the readings of a timeline from left to right.
+
+    Args:
+        timeline: of the step.
+        ran: its operators; empty if they are not known.
+        blocks: paths of the model's repeated blocks, which are named by their number.
+        only: the phase that is drawn alone, as `plots.timeline` draws it.
+    """
+    count, highest = (
+        int(timeline.micro_batch.max(initial=0)) + 1,
+        timeline.total_bytes.max(initial=0),
+    )
+    number = highest_micro_batch(timeline, only) if only else 0  # a part counts from 0 again
+    timeline = part_of(timeline, only) if only else timeline
+    if not len(timeline):
+        return []
+
+    x, total = positions(timeline), timeline.total_bytes
+    column = np.minimum((x * MOST_READINGS).astype(int), MOST_READINGS - 1)
+    firsts = np.flatnonzero(np.diff(column, prepend=-1))
+    edges = [0.0, *(column[firsts[1:]] / MOST_READINGS).tolist(), 1.0]
+    spans = pairwise([*firsts.tolist(), len(total)])
+    thirds = _thirds(timeline)
+    peak = timeline.peak_index if total.max() == highest else -1
+
+    found = []
+    for (first, end), (left, right) in zip(spans, pairwise(edges), strict=True):
+        at = first + int(total[first:end].argmax())
+        sizes = zip(CATEGORIES, timeline.bytes_by_category[at].tolist(), strict=True)
+        held = sorted((pair for pair in sizes if pair[1]), key=lambda pair: -pair[1])
+        batch = number + int(timeline.micro_batch[at])
+        found.append(
+            Reading(
+                start=left,
+                end=right,
+                nbytes=int(total[at]),
+                is_peak=first <= peak < end,
+                when=_when(PHASES[timeline.phase[at]], int(thirds[at]), batch, count),
+                where=_where(ran, int(timeline.operator[at]), blocks),
+                by_category=tuple(held),
+            )
+        )
+    return found
+
+
+def _thirds(timeline: Timeline) -> npt.NDArray[np.intp]:
+    """Return for each instant in which third of its phase of its micro-batch it lies, 0..2."""
+    step = np.diff(timeline.phase.astype(np.int64)) | np.diff(timeline.micro_batch)
+    begins = np.r_[0, np.flatnonzero(step) + 1]
+    lengths = np.diff(np.r_[begins, len(timeline)])
+    places = np.arange(len(timeline)) - np.repeat(begins, lengths)
+    thirds: npt.NDArray[np.intp] = 3 * places // np.repeat(lengths, lengths)
+    return thirds
+
+
+def _when(phase: Phase, third: int, batch: int, count: int) -> str:
+    when = f"{PARTS_OF_A_PHASE[third]} {phase}"
+    if count == 1 or phase is Phase.OPTIMIZER:
+        return when
+    return f"{when} of micro-batch {batch + 1} of {count}"
+
+
+def _where(ran: Ran, count: int, blocks: Sequence[str]) -> str:
+    """Return the module and operator that were the last of `count`."""
+    if not 0 < count <= len(ran):
+        return ""
+    path, operator = ran[count - 1]
+    name = operator.removeprefix("aten::").removeprefix("aten.").split(".")[0].strip("_")
+    return ", ".join(part for part in (_module(path, blocks), name) if part)
+
+
+def _module(path: str, blocks: Sequence[str]) -> str:
+    """Return a path in words: "block 4, mlp.act" for "transformer.h.4.mlp.act"."""
+    for number, block in enumerate(blocks):
+        if path == block or path.startswith(f"{block}."):
+            inside = path[len(block) + 1 :]
+            return f"block {number}, {inside}" if inside else f"block {number}"
+    return path

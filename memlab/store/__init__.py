@@ -1,13 +1,8 @@
-"""The store: every result in one SQLite file, which outlives kernels and serves several at once.
+"""Store: results that outlive a kernel, and what changed between them.
 
-In: a `StepResult`, and what was asked for to get it. Out: the same result later, in any process,
-and the DataFrame of `memlab.results`. Start with `keeping.py`, which is what `measure` calls.
-
-- `database.py`: the file: its path, its schema with migrations, and its problems in words.
-- `identity.py`: when two workloads, and two settings, are the same.
-- `rows.py`: a result with what was asked for, as a row.
-- `keeping.py`: writes a result before it is shown; a problem becomes a note.
-- `claims.py`: who runs which setting of a sweep.
-- `frames.py`: `memlab.to_frame`, `memlab.results` and `stored_results`.
-- `from_records.py`: copies records of devices into the store.
+- `database.py`: one SQLite file, whose rows are runs. Start here. `keeping.py` writes them before
+  they are shown, `frames.py` shows them as tables, `identity.py` says which steps are the same.
+- `records.py`: measurements of real devices as lines of JSON, in `data/`; `recorded.py` shows them
+  on machines without these devices; `from_records.py` copies them into the store.
+- `compare.py`: `memlab.compare`.
 """

@@ -6,14 +6,23 @@ killed during a write leaves the file as it was before that write. The schema ha
 """
 
 import contextlib
+import json
 import os
+import platform
+import re
 import sqlite3
-from collections.abc import Iterator
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
-from memlab.arguments.quoting import is_a, shown
-from memlab.costs.cost_store import cache_folder
+from memlab._util.units import is_a, shown
+from memlab.cost_model.cost_store import cache_folder
 from memlab.errors import MemlabError, StoreError
+from memlab.result import Outcome, StepResult
+from memlab.store.records import DAMAGE, pack, result_from_packed, result_to_packed
 
 FILE = "results.sqlite3"
 VARIABLE = "MEMLAB_STORE"
@@ -214,3 +223,294 @@ def _why(error: Exception) -> str:
     if "not a database" in text or "malformed" in text or "no such" in text:
         return f"is damaged or no store ({said}); move it away, and a new one is made, {ELSEWHERE}"
     return f"cannot be used ({said}); look at the file and its disk, {ELSEWHERE}"
+
+
+# `StoredRun`: a result with what was asked for to get it, as a row of the store.
+
+COLUMNS = "id, stored_at, workload_key, setting, asked, result"
+NOTHING = pack(b"[]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunArguments:
+    """What a result depends on besides its workload, config and device.
+
+    Attributes:
+        seed: set before the model, the batch and each step; None if it is not known.
+        repeats: timed steps; None for a prediction.
+        warmup: untimed steps before them; None for a prediction.
+        memory_limit_bytes: that the step may hold, or None.
+        timeout_seconds: after which the run ends; None if it is not known.
+    """
+
+    seed: int | None = None
+    repeats: int | None = None
+    warmup: int | None = None
+    memory_limit_bytes: int | None = None
+    timeout_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredRun:
+    """One row of the store.
+
+    Attributes:
+        stored_at: when, in seconds since 1970.
+        result: what the run cost.
+        asked: what was asked for to get it.
+        workload_key: see `identity.py`; None if the workload has no identity.
+        setting: the identity of the setting, by which a sweep finds it; None if it may not.
+        number: of the row; None before it is written.
+    """
+
+    stored_at: float
+    result: StepResult
+    asked: RunArguments
+    workload_key: str | None = None
+    setting: str | None = None
+    number: int | None = None
+
+
+def row_of(run: StoredRun) -> dict[str, Any]:
+    """Return a run as a row to insert; packing it takes time, so do it before locking the store."""
+    result = run.result
+    return {
+        "stored_at": run.stored_at,
+        "workload_name": result.workload_name,
+        "workload_key": run.workload_key,
+        "setting": run.setting,
+        "source": str(result.source),
+        "device": result.device,
+        "outcome": str(result.outcome),
+        "config": json.dumps(result.config.to_dict()),
+        "versions": json.dumps(dict(result.versions)),
+        "asked": json.dumps(asdict(run.asked)),
+        "peak_allocated_bytes": result.peak_allocated_bytes,
+        "peak_reserved_bytes": result.peak_reserved_bytes,
+        "step_seconds": result.step_seconds,
+        "result": json.dumps(result_to_packed(result)),
+    }
+
+
+def insert(connection: sqlite3.Connection, row: Mapping[str, Any]) -> None:
+    """Write a row that `row_of` returned."""
+    marks = ", ".join("?" * len(row))
+    connection.execute(
+        f"INSERT INTO result ({', '.join(row)}) VALUES ({marks})", tuple(row.values())
+    )
+
+
+def select(
+    connection: sqlite3.Connection, where: Mapping[str, Any], *, is_whole: bool = True
+) -> tuple[list[StoredRun], list[int]]:
+    """Return the rows whose columns have these values, oldest first, and numbers of damaged ones.
+
+    Args:
+        connection: to the store.
+        where: values by the names of columns.
+        is_whole: with timelines and holdings, which take most of the time.
+    """
+    condition = " AND ".join(f"{name} = ?" for name in where) or "1"
+    rows = connection.execute(
+        f"SELECT {COLUMNS} FROM result WHERE {condition} ORDER BY stored_at, id",
+        tuple(where.values()),
+    )
+
+    found, damaged = [], []
+    for row in rows:
+        try:
+            found.append(_run_of(row, is_whole=is_whole))
+        except (MemlabError, *DAMAGE):
+            damaged.append(int(row[0]))
+
+    return found, damaged
+
+
+def _run_of(row: tuple[Any, ...], *, is_whole: bool) -> StoredRun:
+    number, stored_at, workload_key, setting, asked, text = row
+    result = json.loads(text)
+    if not is_whole:
+        result["packed"] = {"holdings": NOTHING, "timeline": None}
+    names = {field.name for field in fields(RunArguments)}  # a later version may have written more
+    known = {name: value for name, value in json.loads(asked).items() if name in names}
+    return StoredRun(
+        number=int(number),
+        stored_at=float(stored_at),
+        workload_key=workload_key,
+        setting=setting,
+        asked=RunArguments(**known),
+        result=result_from_packed(result),
+    )
+
+
+# Who runs which setting, so that two sweeps into one store run none twice.
+#
+# A sweep claims a setting before it runs it, in the same transaction that looks for a
+# finished result. The claim names its owner. An owner is a lock on a small file of its own,
+# which the system releases however a process ends; so a claim of a process that was killed
+# counts no more, and no number of a process has to be compared: it is in the owner's name
+# for people to read. The lock is that of SQLite, the only one that Python's standard
+# library has on every system.
+
+# what a later sweep does not run again. What was unsupported, has failed or crashed may have had a
+# cause elsewhere: a package or a file that was not there, another program
+FINISHED = (Outcome.OK, Outcome.OUT_OF_MEMORY)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """Who is to run a setting.
+
+    Attributes:
+        owner: names the machine and the process, and is of one sweep alone.
+        claimed_at: when it was claimed, in seconds since 1970.
+    """
+
+    owner: str
+    claimed_at: float
+
+
+@contextlib.contextmanager
+def owner(path: Path) -> Iterator[str]:
+    """Give a name to claim settings of a store with, until the end of the context.
+
+    Raises:
+        StoreError, OSError or sqlite3.Error: the folder of the store cannot be written.
+    """
+    machine = re.sub(r"[^\w.-]", "_", platform.node()) or "machine"
+    name = f"{machine}-process-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+    with writing(path) as connection:
+        _forget_dead(connection, path)
+
+    try:
+        with hold(_lock_of(path, name)):
+            yield name
+    finally:
+        # if this fails, the claims count no more anyway, now that nobody holds the lock
+        with contextlib.suppress(StoreError), writing(path) as connection:
+            connection.execute("DELETE FROM claim WHERE owner = ?", (name,))
+        with contextlib.suppress(OSError):
+            _lock_of(path, name).unlink(missing_ok=True)
+
+
+def claim(path: Path, setting: str, owner: str, timeout_seconds: float) -> StoredRun | Claim:
+    """Return the finished run of a setting, else the claim of who is to run it.
+
+    Args:
+        path: of the store.
+        setting: see `identity.py`.
+        owner: who asks.
+        timeout_seconds: a run that did not end within this time, or a longer one, is finished.
+
+    Raises:
+        StoreError: the store cannot be written.
+    """
+    with writing(path) as connection:
+        run = _finished(connection, setting, timeout_seconds)
+        if run is not None:
+            return run
+
+        claims = connection.execute(
+            "SELECT owner, claimed_at FROM claim WHERE setting = ?", (setting,)
+        )
+        for other, claimed_at in claims.fetchall():
+            if other != owner and is_held(_lock_of(path, other)):
+                return Claim(owner=other, claimed_at=claimed_at)
+
+        mine = Claim(owner=owner, claimed_at=time.time())
+        connection.execute(
+            "INSERT OR REPLACE INTO claim VALUES (?, ?, ?)", (setting, owner, mine.claimed_at)
+        )
+        return mine
+
+
+def release(path: Path, setting: str, owner: str) -> None:
+    """Give up the claim of a setting that was not run.
+
+    Raises:
+        StoreError: the store cannot be written.
+    """
+    with writing(path) as connection:
+        _delete(connection, setting, owner)
+
+
+def finish(path: Path, run: StoredRun, owner: str) -> None:
+    """Write a run and give up the claim of its setting, both or neither.
+
+    An earlier run of the setting that was not finished is replaced, if a sweep has written it.
+
+    Raises:
+        StoreError: the store cannot be written.
+    """
+    row = {**row_of(run), "by_sweep": True}
+    marks = ", ".join("?" * len(FINISHED))
+    with writing(path) as connection:
+        connection.execute(
+            f"DELETE FROM result WHERE setting = ? AND by_sweep AND outcome NOT IN ({marks})",
+            (run.setting, *map(str, FINISHED)),
+        )
+        insert(connection, row)
+        _delete(connection, run.setting, owner)
+
+
+@contextlib.contextmanager
+def hold(lock: Path, wait_seconds: float = 0.0) -> Iterator[None]:
+    """Hold a lock until the end of the context, or of the process.
+
+    Raises:
+        OSError or sqlite3.Error: it cannot be held; see `is_locked`.
+    """
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    # another thread may end what one has begun: the sweep of a notebook runs in a thread
+    connection = sqlite3.connect(
+        lock, timeout=wait_seconds, isolation_level=None, check_same_thread=False
+    )
+    with contextlib.closing(connection):
+        connection.execute("BEGIN EXCLUSIVE")
+        yield
+
+
+def is_locked(error: Exception) -> bool:
+    """Return whether `hold` has failed because another process, or thread, holds the lock."""
+    return isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
+
+
+def is_held(lock: Path) -> bool:
+    """Return whether somebody holds a lock."""
+    if not lock.exists():
+        return False
+    try:
+        with hold(lock):
+            return False
+    except (OSError, sqlite3.Error) as error:
+        return is_locked(error)
+
+
+def _finished(
+    connection: sqlite3.Connection, setting: str, timeout_seconds: float
+) -> StoredRun | None:
+    """Return the newest run of a setting that need not be run again."""
+    runs, _ = select(connection, {"setting": setting})
+    for run in reversed(runs):
+        limit = run.asked.timeout_seconds
+        is_too_slow = run.result.outcome is Outcome.TIMED_OUT and limit is not None
+        if run.result.outcome in FINISHED or (is_too_slow and (limit or 0) >= timeout_seconds):
+            return run
+    return None
+
+
+def _delete(connection: sqlite3.Connection, setting: str | None, owner: str) -> None:
+    connection.execute("DELETE FROM claim WHERE setting = ? AND owner = ?", (setting, owner))
+
+
+def _forget_dead(connection: sqlite3.Connection, path: Path) -> None:
+    """Delete the claims and locks of owners that are no more."""
+    for (name,) in connection.execute("SELECT DISTINCT owner FROM claim").fetchall():
+        if not is_held(_lock_of(path, name)):
+            connection.execute("DELETE FROM claim WHERE owner = ?", (name,))
+            with contextlib.suppress(OSError):
+                _lock_of(path, name).unlink(missing_ok=True)
+
+
+def _lock_of(path: Path, owner: str) -> Path:
+    return path.with_name(f"{path.name}-sweep-{owner}.lock")

@@ -10,16 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memlab.arguments.checks import anything, checked
-from memlab.arguments.quoting import is_a, shown
-from memlab.arguments.tables import aligned, columns_table
-from memlab.arguments.units import format_bytes, format_percent, format_seconds, signed_percent
+from memlab._util.checks import anything, checked
+from memlab._util.tables import aligned, columns_table
+from memlab._util.units import (
+    format_bytes,
+    format_percent,
+    format_seconds,
+    is_a,
+    shown,
+    signed_percent,
+)
 from memlab.config import StepConfig
 from memlab.errors import ConfigError
 from memlab.result import Outcome, Source, StepResult
-from memlab.store.database import reading, store_path
+from memlab.store.database import StoredRun, reading, select, store_path
 from memlab.store.identity import workload_key
-from memlab.store.rows import StoredRun, select
 from memlab.trace import Category
 from memlab.workload import Workload
 

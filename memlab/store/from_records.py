@@ -5,12 +5,19 @@ import sqlite3
 from collections.abc import Iterable
 from datetime import datetime
 
-from memlab.arguments.checks import anything, checked
-from memlab.records.recorded import DeviceRecord, recordings
+from memlab._util.checks import anything, checked
 from memlab.result import Source
-from memlab.store.database import reading, store_path, writing
+from memlab.store.database import (
+    RunArguments,
+    StoredRun,
+    insert,
+    reading,
+    row_of,
+    store_path,
+    writing,
+)
 from memlab.store.identity import setting_key
-from memlab.store.rows import RunArguments, StoredRun, insert, row_of
+from memlab.store.recorded import DeviceRecord, recordings
 
 
 @checked(path=anything)

@@ -2,7 +2,7 @@
 
 A name is not enough, because a workload is a person's functions. So a workload is what cloudpickle
 writes of it, and the contents of the person's own files that this code imports, directly or through
-one another. Compared with `sending/same_step.py`, which asks whether a step would run exactly the
+one another. Compared with `runtime/same_step.py`, which asks whether a step would run exactly the
 same again in this session, a kernel that was restarted must find its earlier results:
 
 - Code of a notebook counts without the number of its cell, its line and its process.
@@ -32,10 +32,9 @@ from typing import Any
 
 import torch
 
-from memlab.arguments.libraries import is_library
+from memlab._util.libraries import is_library
 from memlab.config import StepConfig
-from memlab.sending.by_value import pickler
-from memlab.sending.own_values import own_values
+from memlab.runtime.sending import own_values, pickler
 from memlab.workload import Workload
 
 CONTENT_BYTES = 2**16  # a tensor of whole numbers up to this size counts with its values

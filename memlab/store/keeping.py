@@ -11,9 +11,8 @@ from memlab.config import StepConfig
 from memlab.devices.here import describe, versions_here
 from memlab.errors import MemlabError
 from memlab.result import Outcome, Source, StepResult
-from memlab.store.database import store_path, writing
+from memlab.store.database import RunArguments, StoredRun, insert, row_of, store_path, writing
 from memlab.store.identity import setting_key, workload_key
-from memlab.store.rows import RunArguments, StoredRun, insert, row_of
 from memlab.workload import Workload
 
 SHORT_WAIT_SECONDS = 5.0  # of a single measurement, for a program that holds the store

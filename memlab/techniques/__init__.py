@@ -1,20 +1,15 @@
-"""Techniques: everything that changes how a step is trained.
+"""Techniques: what a step can do to take less memory or time.
 
-Each technique is one object, a `Technique` at the end of the file that implements it.
-`technique.py` defines what belongs to a technique, `every.py` lists all of them, and
-`memlab.step.build_step` applies them in order.
+- `technique.py`: `Technique`, everything that memlab knows about one, in one place; and `Plan`.
+- `every.py`: all of them, in the order in which they apply. To add a technique, add it there.
+- `step.py`: `build_step`, the one way to build a training step. Start here.
+- `script.py`: the same step as plain PyTorch, of the lines in `source.py`.
+- `trials.py`: samples on which a technique tries what a model does, and what a step requires.
+- One file a technique: `accumulation.py`, `attention.py`, `clipping.py`, `compilation.py`,
+  `inplace.py`, `layout.py`, `meta_init.py` (by `deferred.py`), `precision.py`, `segments.py`.
+- Rooms: `checkpointing/`, `loss/`, `offload/`, `optimizers/`, `sharding/`.
+- `checkpoints.py`: saving and loading a training state; `saving.py`: what that holds and takes.
 
-- Techniques in this folder: `accumulation.py` (micro-batches), `precision.py` (number formats),
-  `layout.py` (channels last), `attention.py` (its implementation), `inplace.py`, `clipping.py`
-  (gradients), `segments.py` (of the allocator).
-- Techniques in folders of their own: `recompute/`, `offload/`, `optimizers/`, `loss/`,
-  `compiling/`, `building/`.
-- Shared parts: `source.py` (lines of an exported script), `batches.py` (the tensors of a batch),
-  `same_operators.py` (checks that a model still runs the operators that a decision was based on).
-- Files that exported scripts contain whole: `casts.py`, `fp8_layers.py`, `batch_tensors.py`,
-  `attention_setting.py`, and others in the folders.
-
-To add a technique: add its field to `memlab/config.py`, write its file, and add one line each to
-`every.py` and `build_step`. `python -m benchmarks.combinations` and `python -m benchmarks.saving`
-then write what docs/ derives from it.
+Exported scripts contain what they call of these files (`inlined` in `source.py`): it is plain
+PyTorch, and memlab runs it too.
 """

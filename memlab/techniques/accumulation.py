@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
+from memlab._util.torch_private import pytree
+from memlab._util.torch_private.tensors import BatchNorm, Dropout, InstanceNorm
 from memlab.config import StepConfig
 from memlab.errors import WorkloadError
 from memlab.techniques import batches
-from memlab.techniques.batch_tensors import is_object
-from memlab.techniques.batches import leaves_of, tensors_of
+from memlab.techniques.batches import is_object, leaves_of, tensors_of
 from memlab.techniques.technique import Control, Keeps, Saving, Technique
-from memlab.torch_private import pytree
-from memlab.torch_private.modules import BatchNorm, Dropout, InstanceNorm
 from memlab.workload import Workload
 
 PLAIN_BATCH = "return tensors in lists, tuples and dicts: dict(encoding), torch.from_numpy(array)"

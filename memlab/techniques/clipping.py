@@ -5,14 +5,38 @@ with the loss scale undone. Left out: clipping by value, and by the norm of each
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from memlab.techniques import total_norm
 from memlab.techniques.sharding.ranks import is_tensor_parallel
-from memlab.techniques.source import UPDATE, ScriptLines, together, whole
+from memlab.techniques.source import UPDATE, ScriptLines, inlined, together
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique
-from memlab.techniques.total_norm import clip_gradients
+
+# Clip gradients by their total norm, also if ranks divide some of the parameters and not
+# others.
+#
+# It is plain PyTorch, of which exported scripts contain what they call.
+
+
+def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float) -> None:
+    """Scale gradients down to this total norm, in place, if it is larger."""
+    alike: dict[Any, list[torch.nn.Parameter]] = {}  # divided over the same ranks, or not at all
+    for parameter in parameters:
+        alike.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    if len(alike) == 1:
+        torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        return
+
+    norms = []
+    for group in alike.values():
+        norm: Any = get_total_norm(p.grad for p in group if p.grad is not None)
+        norms.append(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+    total = torch.linalg.vector_norm(torch.stack(norms))
+    for group in alike.values():
+        clip_grads_with_norm_(group, max_norm, total)
+
 
 CLIP = "torch.nn.utils.clip_grad_norm_(parameters, {!r})"
 CLIP_DIVIDED = "clip_gradients(parameters, {!r})"
@@ -45,7 +69,7 @@ def source(asked: Setup) -> ScriptLines:
     clip = (CLIP_DIVIDED if is_divided else CLIP).format(config.max_grad_norm)
     has_scaler = config.precision is config.precision.FP16_MIXED
     lines = ScriptLines(update=(*((UNSCALE,) if has_scaler else ()), WHY, clip, UPDATE))
-    return together([whole(total_norm), lines]) if is_divided else lines
+    return together([inlined(clip_gradients), lines]) if is_divided else lines
 
 
 def says(asked: Setup) -> str:

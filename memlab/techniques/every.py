@@ -10,17 +10,17 @@ from memlab.techniques import (
     accumulation,
     attention,
     clipping,
+    compilation,
     inplace,
     layout,
+    meta_init,
     precision,
     segments,
 )
-from memlab.techniques.building import meta_init
-from memlab.techniques.compiling import compilation
+from memlab.techniques.checkpointing import checkpointing, model_cache
 from memlab.techniques.loss import chunked_loss, fused_loss
 from memlab.techniques.offload import offload
 from memlab.techniques.optimizers import optimizer_in_backward, optimizers
-from memlab.techniques.recompute import checkpointing, model_cache
 from memlab.techniques.sharding import sharding
 from memlab.techniques.source import ScriptLines, together
 from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique, refuse

@@ -14,17 +14,46 @@ from typing import Any
 
 import torch
 
-from memlab.arguments.units import format_bytes
+from memlab._util.torch_private.tensors import parts_of
+from memlab._util.units import format_bytes
 from memlab.config import Precision, StepConfig
 from memlab.errors import UnsupportedError
-from memlab.techniques import casts, fp8_layers
-from memlab.techniques.batch_tensors import map_tensors
-from memlab.techniques.batches import is_own_kind, tensors_of
-from memlab.techniques.casts import can_be_cast, cast_weights
-from memlab.techniques.fp8_layers import can_be_fp8
-from memlab.techniques.source import BACKWARD, ScriptLines, together, whole
+from memlab.techniques.batches import is_own_kind, map_tensors, tensors_of
+from memlab.techniques.source import BACKWARD, ScriptLines, inlined, together
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique
-from memlab.torch_private.tensors import parts_of
+
+# Cast weights to another number format.
+#
+# It is plain PyTorch, of which exported scripts contain what they call.
+
+
+def can_be_cast(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor holds plain real numbers, which can be cast to another format."""
+    kind = getattr(tensor, "_kind", type(tensor))  # a fake tensor knows the class of the real one
+    # bitsandbytes' 4-bit weights, for instance, may be packed into floats
+    is_packed = issubclass(kind, torch.nn.Parameter) and kind is not torch.nn.Parameter
+    # torchao's weights wrap integers; a DTensor wraps plain numbers
+    is_packed |= hasattr(kind, "__tensor_flatten__") and not hasattr(kind, "to_local")
+    return tensor.is_floating_point() and tensor.itemsize > 1 and not is_packed
+
+
+def cast_weights(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Cast parameters and buffers of real numbers, in place; quantised ones stay as they are."""
+    # model.to(dtype) would drop the imaginary part of a complex buffer
+    model._apply(lambda t: t.to(dtype) if can_be_cast(t) else t)
+
+
+# Find the layers of a model that can multiply in fp8.
+#
+# It is plain PyTorch, of which exported scripts contain what they call.
+
+
+def can_be_fp8(module: torch.nn.Module, _: str) -> bool:
+    """Return whether a module is a linear layer of sizes that fp8 products allow."""
+    if type(module) is not torch.nn.Linear:
+        return False
+    return module.in_features % 16 == 0 and module.out_features % 16 == 0
+
 
 AUTOCAST_DTYPE = {
     Precision.BF16_MIXED: torch.bfloat16,
@@ -257,7 +286,7 @@ def source(asked: Setup) -> ScriptLines:
     dtype = weight_dtype(precision)
     is_tf32, has_scaler = precision is Precision.TF32, precision is Precision.FP16_MIXED
     is_fp8 = precision is Precision.FP8_MIXED
-    files = [*([casts] if dtype else []), *([fp8_layers] if is_fp8 else [])]
+    called = [*[cast_weights] * bool(dtype), *[can_be_fp8] * is_fp8]
     cache = ", cache_enabled=False" if config.offload_parameters else ""
     context = f"torch.autocast(device.type, {AUTOCAST_DTYPE.get(precision)}{cache})"
 
@@ -272,7 +301,7 @@ def source(asked: Setup) -> ScriptLines:
         backward=("loss = scaler.scale(loss)", BACKWARD) if has_scaler else (),
         update=("scaler.step(optimizer)", "scaler.update()") if has_scaler else (),
     )
-    return together([whole(*files), lines]) if files else lines
+    return together([inlined(*called), lines]) if called else lines
 
 
 def _batch_lines(dtype: torch.dtype, in_objects: bool) -> tuple[str, ...]:

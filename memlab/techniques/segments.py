@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import torch
 
+from memlab._util.torch_private.tensors import set_allocator
 from memlab.config import StepConfig
 from memlab.techniques.source import ScriptLines
 from memlab.techniques.technique import Keeps, Refusal, Saving, Setup, Technique, switch
-from memlab.torch_private.cuda import set_allocator
 
 _switched = False  # whether memlab switched it on; a setting in the environment is left alone
 

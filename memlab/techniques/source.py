@@ -1,21 +1,27 @@
 """`ScriptLines`: what a technique adds to a plain PyTorch training script, by place.
 
-`memlab.script` puts the sources of all techniques together. In their lines these names exist:
+`script.py` puts the sources of all techniques together. In their lines these names exist:
 `device`, `model`, `parameters` (the trainable ones), `batch`, `micro_batch`, `loss`, `weight`,
 `optimizer`. Left out: memlab itself, which no script needs.
 """
 
 import ast
+import functools
 import inspect
+import itertools
+import symtable
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from types import ModuleType
+from graphlib import TopologicalSorter
+from typing import Any
 
 PLACE = "model.to(device)"
 BACKWARD = "(loss * weight).backward()"
 UPDATE = "optimizer.step()"
+ERRORS = "memlab.errors"
+PLAIN = ("memlab.techniques.", "memlab._util.torch_private.")  # where scripts take code from
 LONGEST_LINE = 100  # characters
 
 
@@ -83,54 +89,127 @@ def together(sources: list[ScriptLines]) -> ScriptLines:
     return ScriptLines(**found)
 
 
-def whole(*files: ModuleType) -> ScriptLines:
-    """Return whole source files of memlab, for a script to contain.
+def inlined(*definitions: Any) -> ScriptLines:
+    """Return functions and classes of memlab with all that they use of it, for a script to hold.
 
-    Such a file is plain PyTorch, and memlab runs it too. From memlab it imports only errors, which
-    the script defines itself, and names from other files among these.
+    They are plain PyTorch, and memlab runs them too. The script imports what they import from
+    elsewhere, and defines the errors of memlab that they raise.
 
-    >>> from memlab.techniques.offload import weight_reads
-    >>> whole(weight_reads).imports[:2]
-    ('import itertools', 'from collections.abc import Callable')
+    >>> from memlab.techniques.checkpointing.blocks import is_inside
+    >>> inlined(is_inside).imports
+    ('from collections.abc import Iterable',)
     """
-    held = {file.__name__ for file in files}
-    imports: list[str] = []
-    errors: list[str] = []
-    definitions: list[str] = []
-    for file in files:
-        text = inspect.getsource(file)
-        statements = _imports_of(text)
-        for statement in statements:
-            if isinstance(statement, ast.Import):
-                imports.append(ast.unparse(statement))
-            elif statement.module == "memlab.errors":
-                errors += [f"class {e.name}(ValueError):\n    pass" for e in statement.names]
-            elif statement.module not in held:
-                imports += _one_name_a_line(statement)
+    held: dict[str, dict[int, ast.stmt]] = defaultdict(dict)  # statements by line, of each file
+    needs: dict[str, set[str]] = defaultdict(set)  # files of each file
+    imports: dict[str, None] = {}
+    errors: dict[str, None] = {}
 
-        rest = text.splitlines()[statements[-1].end_lineno :]
-        definitions.append("\n".join(rest).strip())
+    def use(module: str, name: str) -> None:
+        file = _file(module)
+        for statement in file.defined.get(name, ()):
+            if statement.lineno not in held[module]:
+                held[module][statement.lineno] = statement
+                for used in _names(statement):
+                    use(module, used)
+        source, line = file.imported.get(name, ("", ""))
+        if source == ERRORS:
+            errors[f"class {name}(ValueError):\n    pass"] = None
+        elif source.partition(".")[0] == "memlab":
+            is_plain = source.startswith(PLAIN) and f"{source}.{name}" not in sys.modules
+            assert is_plain, f"a script cannot hold `{line}`"
+            needs[module].add(source)
+            use(source, name)
+        elif line:
+            imports[line] = None
 
-    needs_memlab = [line for line in imports if "memlab" in line]
-    assert not needs_memlab, f"a script cannot hold {needs_memlab}"
-    return ScriptLines(imports=tuple(imports), functions=(*dict.fromkeys(errors), *definitions))
-
-
-def _imports_of(text: str) -> list[ast.Import | ast.ImportFrom]:
-    """Return the imports at the beginning of a file, after its docstring."""
-    found: list[ast.Import | ast.ImportFrom] = []
-    for statement in ast.parse(text).body[1:]:
-        if not isinstance(statement, ast.Import | ast.ImportFrom):
-            break
-        found.append(statement)
-    return found
+    for definition in definitions:
+        use(definition.__module__, definition.__name__)
+    files = TopologicalSorter({module: needs[module] - {module} for module in held}).static_order()
+    texts = [text for module in files for text in _file(module).texts(held[module])]
+    return ScriptLines(imports=tuple(imports), functions=(*errors, *texts))
 
 
-def _one_name_a_line(statement: ast.ImportFrom) -> list[str]:
-    return [
-        ast.unparse(ast.ImportFrom(statement.module, [name], statement.level))
-        for name in statement.names
-    ]
+class _File:
+    """What a file of memlab defines and imports at its top level.
+
+    Attributes:
+        defined: the statements that bind each name.
+        imported: of each name the module that it comes from, and the import of it alone.
+    """
+
+    def __init__(self, module: str) -> None:
+        text = inspect.getsource(sys.modules[module])
+        self._lines = text.splitlines()
+        self._body = ast.parse(text).body
+        self.defined: dict[str, list[ast.stmt]] = defaultdict(list)
+        self.imported: dict[str, tuple[str, str]] = {}
+        for statement in self._body:
+            if isinstance(statement, ast.Import | ast.ImportFrom):
+                self._note_import(statement)
+                continue
+            is_definition = isinstance(statement, ast.FunctionDef | ast.ClassDef)
+            inside = [statement] if is_definition else ast.walk(statement)
+            for node in inside:
+                if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                    self.defined[node.name].append(statement)
+                elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    self.defined[node.id].append(statement)
+
+    def _note_import(self, statement: ast.Import | ast.ImportFrom) -> None:
+        for name in statement.names:
+            local = name.asname or name.name.partition(".")[0]
+            if isinstance(statement, ast.ImportFrom):
+                line = ast.unparse(ast.ImportFrom(statement.module, [name], statement.level))
+                self.imported[local] = (statement.module or "", line)
+            else:
+                self.imported[local] = (name.name, ast.unparse(ast.Import([name])))
+
+    def texts(self, held: Mapping[int, ast.stmt]) -> list[str]:
+        """Return statements as text, with their comments; constants in a row are one text."""
+        found: list[str] = []
+        follows_constant = False
+        for statement, after in itertools.zip_longest(self._body, self._body[1:]):
+            if statement.lineno not in held:
+                continue
+            decorators = getattr(statement, "decorator_list", [])
+            first = min([statement.lineno, *(each.lineno for each in decorators)]) - 1
+            while self._lines[first - 1].startswith("#"):
+                first -= 1
+            last = statement.end_lineno
+            is_definition = isinstance(statement, ast.FunctionDef | ast.ClassDef)
+            if not is_definition and _is_text(after):
+                last = after.end_lineno
+            text = "\n".join(self._lines[first:last])
+            if follows_constant and not is_definition:
+                found[-1] += f"\n{text}"
+            else:
+                found.append(text)
+            follows_constant = not is_definition
+        return found
+
+
+def _names(statement: ast.stmt) -> list[str]:
+    """Return the names that a statement looks up at the top level of its file."""
+    found: set[str] = set()
+    scopes = [symtable.symtable(ast.unparse(statement), "a statement", "exec")]
+    for scope in scopes:
+        is_top = scope.get_type() == "module"
+        found |= {
+            symbol.get_name()
+            for symbol in scope.get_symbols()
+            if (symbol.is_referenced() if is_top else symbol.is_global())
+        }
+        scopes += scope.get_children()
+    return sorted(found)
+
+
+def _is_text(statement: ast.stmt | None) -> bool:
+    """Return whether a statement is a text alone, as it documents the constant before it."""
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
+
+
+_file = functools.cache(_File)
 
 
 def merged(imports: Iterable[str]) -> list[str]:

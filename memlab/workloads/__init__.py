@@ -13,20 +13,19 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from memlab.arguments.checks import choice, count, number, of_type
-from memlab.arguments.quoting import is_a, shown
+from memlab._util.checks import choice, count, number, of_type
+from memlab._util.units import is_a, shown
 from memlab.errors import ConfigError, WorkloadError
 from memlab.workload import Workload
 from memlab.workloads import sizes
 from memlab.workloads.configs import ConfiguredModel, from_config
+from memlab.workloads.data import JpegDigits as JpegDigits
 from memlab.workloads.finetuned import finetune, made_of
-from memlab.workloads.jpegs import JpegDigits as JpegDigits
 from memlab.workloads.language import Gpt, Llama, Lstm
 from memlab.workloads.plain import PlainConvNet, PlainMlp, PlainTransformer
 from memlab.workloads.published import config_named, known_as, nearest
-from memlab.workloads.text_lengths import lengths_of
-from memlab.workloads.vision import ResNet, ViT
-from memlab.workloads.volumes import DenseNet, VNet
+from memlab.workloads.sizes import lengths_of
+from memlab.workloads.vision import DenseNet, ResNet, ViT, VNet
 
 __all__ = ["JpegDigits", "finetune", "from_config", "get", "lengths_of", "names"]
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from memlab.arguments.checks import anything, checked, count
-from memlab.arguments.quoting import is_a, printable, shown
+from memlab._util.checks import anything, checked, count
+from memlab._util.units import is_a, printable, shown
 from memlab.errors import MemlabError, WorkloadError
 from memlab.workload import SampleSize, Workload
 from memlab.workloads.data import zoo_import

@@ -10,21 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from memlab.arguments.checks import Rule, anything, checked, choice, count, number, of_type
-from memlab.arguments.functions import is_same_function
-from memlab.arguments.lengths import optional_lengths
-from memlab.arguments.quoting import is_a, shown
+from memlab._util.checks import Rule, anything, checked, choice, count, number, of_type
+from memlab._util.functions import is_same_function
+from memlab._util.lengths import optional_lengths
+from memlab._util.units import is_a, shown
 from memlab.errors import ConfigError, WorkloadError
 from memlab.workload import FUNCTIONS, SampleSize, Workload, WorkloadChoices
-from memlab.workloads.bases import BASES
 from memlab.workloads.configs import ConfiguredModel, model_of, offered_sizes, own_loss
-from memlab.workloads.published import is_of_hub, known_as
-from memlab.workloads.quantizing import (
-    QUANTIZED,
-    WEIGHT_ONLY,
-    loading_of,
-    quantize_linear_layers,
-)
+from memlab.workloads.published import BASES, is_of_hub, known_as
+from memlab.workloads.quantizing import QUANTIZED, WEIGHT_ONLY, loading_of, quantize_linear_layers
 from memlab.workloads.quantizing import finetune_import as finetune_import
 
 USUAL_TOKENS = 512

@@ -4,11 +4,12 @@ All follows from the fields of a spec. One with a `sequence_length` is trained o
 `image_size` on square images; any other has samples of one size only.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from memlab.arguments.quoting import shown
-from memlab.errors import WorkloadError
+from memlab._util.checks import checked
+from memlab._util.units import is_a, printable, shown
+from memlab.errors import ConfigError, WorkloadError
 from memlab.workload import SampleSize, Workload
 from memlab.workloads.data import num_text_bytes
 
@@ -84,3 +85,43 @@ def _smallest(spec: Any) -> int:
 def _step(spec: Any) -> int:
     """Return of what number a size is a multiple."""
     return getattr(spec, "patch_size", 1)
+
+
+# The lengths of texts, as a person's tokenizer counts them.
+
+
+@checked()
+def lengths_of(texts: Iterable[str], tokenizer: Callable[[str], Any]) -> tuple[int, ...]:
+    """Return how many tokens each text has, for `memlab.predict_lengths`.
+
+    Args:
+        texts: the texts, such as a data set's column.
+        tokenizer: text -> its tokens: a list of them, or what a tokenizer of transformers returns,
+            of which `input_ids` is counted.
+
+    Raises:
+        ConfigError: a text cannot be tokenized, or has no tokens; the message says which.
+
+    >>> import memlab
+    >>> memlab.workloads.lengths_of(["to be", "or not to be"], str.split)
+    (2, 4)
+    """
+    return tuple(_length(tokenizer, text, number) for number, text in enumerate(texts))
+
+
+def _length(tokenizer: Callable[[str], Any], text: str, number: int) -> int:
+    try:
+        tokens = tokenizer(text)
+        # what a tokenizer of transformers returns behaves as a dict, and is none
+        if is_a(tokens, Mapping) or hasattr(tokens, "input_ids"):
+            tokens = tokens["input_ids"]
+        found = len(tokens)
+    except Exception as error:  # a person's own tokenizer may raise anything
+        raise ConfigError(
+            f"tokenizer={shown(tokenizer)} gives no tokens for texts[{number}] "
+            f"({type(error).__name__}: {printable(str(error))[:200]}); pass a function that "
+            "returns a list of tokens"
+        ) from error
+    if not found:
+        raise ConfigError(f"texts[{number}]={shown(text)} has no tokens; leave it out")
+    return found

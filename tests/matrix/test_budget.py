@@ -14,16 +14,15 @@ from torch import nn
 import memlab
 from benchmarks import models, report
 from memlab import Outcome, StepConfig
-from memlab.arguments.units import KIB
+from memlab._util.units import KIB
 from memlab.errors import UnsupportedError
-from memlab.plan import Plan, Region
-from memlab.planning import chain, chains
-from memlab.planning.chain import Chain
-from memlab.planning.chain import chain_of as chain_of_step
-from memlab.planning.cut import ChoiceCost, Cut
-from memlab.step import build_step, set_seed
+from memlab.prediction import chain, chains
+from memlab.prediction.chain import Chain, ChoiceCost, Cut
+from memlab.prediction.chain import chain_of as chain_of_step
+from memlab.runtime import isolation
+from memlab.techniques.step import build_step, set_seed
+from memlab.techniques.technique import Plan, Region
 from memlab.trace import PHASES, Phase
-from memlab.worker import isolation
 from tests.budget_parts import WORKLOADS, Gelu, chain_of, predicted, regression
 
 BUDGETS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)
@@ -151,7 +150,7 @@ def test_an_rnn_whose_dropout_cudnn_draws_is_not_planned():
 def test_a_card_is_predicted_in_a_process_that_has_planned_for_the_cpu():
     code = """
 from memlab import StepConfig
-from memlab.plan import Plan
+from memlab.techniques.technique import Plan
 from tests.budget_parts import WORKLOADS, chain_of, predicted
 
 workload = WORKLOADS["gelu"]()

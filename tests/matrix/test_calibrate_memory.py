@@ -11,8 +11,8 @@ from benchmarks.calibrate_memory import (
     table_of,
     weights_of,
 )
-from memlab.costs.cudnn_workspace import Workspaces
-from memlab.predicting.memory_widths import weights, width_of
+from memlab.cost_model.cuda_kernels import Workspaces
+from memlab.prediction.memory_widths import weights, width_of
 
 NUMBERS = ("peak_allocated_bytes", "peak_reserved_bytes", "needed_bytes")
 

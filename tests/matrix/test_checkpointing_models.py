@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-import memlab.script
 from memlab import Outcome, StepConfig, Workload, verify
 from memlab.errors import UnsupportedError
-from memlab.step import build_step, set_seed
+from memlab.techniques.script import script
+from memlab.techniques.step import build_step, set_seed
 from tests.regressions import Block, config_of, regression
 from tests.same_state import assert_same, state_after
 
@@ -186,5 +186,5 @@ def test_a_cache_is_switched_off_by_an_argument(name):
     report = verify(workload, config_of(model_cache=False), "cpu", isolate=False)
     assert (report.ok, report.bitwise) == (True, True), report.why
     assert all(config.use_cache for config in configs)  # a person's own is left alone
-    script = memlab.script.script(StepConfig(model_cache=False), "cpu")
-    assert "    switch_caches_off(model)\n" in script
+    text = script(StepConfig(model_cache=False), "cpu")
+    assert "    switch_caches_off(model)\n" in text

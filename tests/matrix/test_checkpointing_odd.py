@@ -11,9 +11,9 @@ from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 
 from memlab import StepConfig, verify
 from memlab.errors import UnsupportedError
-from memlab.step import build_step, set_seed
-from memlab.techniques.recompute import recompute
-from memlab.techniques.recompute.blocks import select
+from memlab.techniques.checkpointing import recompute
+from memlab.techniques.checkpointing.policies import select
+from memlab.techniques.step import build_step, set_seed
 from tests.regressions import Block, config_of, regression
 from tests.same_state import assert_same, keep_everything, state_after
 

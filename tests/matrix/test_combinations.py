@@ -9,12 +9,12 @@ import torch
 from benchmarks import combinations
 from benchmarks.combinations import Kind, pairs, tried
 from memlab import StepConfig
-from memlab._panel import outlook, state, texts, verdicts
+from memlab._panel import outlook, state, texts
 from memlab._panel.questions import Estimate, Question
 from memlab._panel.runs import RunLog
 from memlab.devices.cards import resolve
 from memlab.errors import UnsupportedError
-from memlab.predicting.predict import predict_in_process
+from memlab.prediction.predict import predict_in_process
 from memlab.techniques import accumulation, every, layout
 from memlab.techniques.loss.chunked_loss import CHUNKED_LOSS
 from memlab.techniques.technique import Refusal
@@ -112,7 +112,7 @@ def test_the_panel_says_what_cannot_be_before_it_runs(a, b):
     now = state.from_config(StepConfig(**combinations.settings(a, b)))
     device = device_of(a, b)
     lines = texts.lines(now, {}, None, device=device, name="mine", effect=alike())
-    warnings = [line for line in lines.values() if line.kind == verdicts.WARN and line.remedy]
+    warnings = [line for line in lines.values() if line.kind == state.WARN and line.remedy]
     helped = [state.to_config({**now, **line.remedy[1]}) for line in warnings]
     assert any(not refusal(config, device) for config in helped)
 

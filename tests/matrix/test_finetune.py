@@ -9,12 +9,11 @@ import torch
 
 import memlab
 from memlab import StepConfig, workloads
-from memlab.arguments.units import MIB
+from memlab._util.torch_private.tensors import FakeTensorMode, parts_of
+from memlab._util.units import MIB
 from memlab.errors import WorkloadError
-from memlab.recording.outlined import outlines
-from memlab.step import build_step
-from memlab.torch_private.fakes import FakeTensorMode
-from memlab.torch_private.tensors import parts_of
+from memlab.techniques.step import build_step
+from memlab.tracing.built import outlines
 from memlab.workloads.quantizing import quantize_linear_layers
 from tests.models import LIBRARY_BYTES
 

@@ -7,9 +7,9 @@ import pytest
 import memlab
 from benchmarks import ladder as benchmark
 from memlab import StepConfig, StepResult
-from memlab.comparing.ladder import RUNGS
 from memlab.errors import MemlabError
 from memlab.result import Outcome
+from memlab.search.ladder import RUNGS
 from tests.figure_parts import texts_of
 from tests.models import blocks, linear
 
@@ -64,7 +64,7 @@ def test_a_rung_that_raises_what_is_reserved_is_left_out_whatever_is_allocated(m
             plain, config=config, peak_reserved_bytes=peaks[0], peak_allocated_bytes=peaks[1]
         )
 
-    monkeypatch.setattr("memlab.comparing.ladder.predict", raising)
+    monkeypatch.setattr("memlab.search.ladder.predict", raising)
     found = memlab.ladder(linear(), device="h200", batch_size=4)
     assert [result.peak_allocated_bytes for result in found] == [80, 70]
     assert not found[-1].config.optimizer_in_backward
@@ -93,7 +93,7 @@ def test_a_rung_that_crashes_is_not_stood_on(monkeypatch):
         outcome = Outcome.CRASHED if config.optimizer == "sgd" else Outcome.OK
         return dataclasses.replace(plain, config=config, outcome=outcome)
 
-    monkeypatch.setattr("memlab.comparing.ladder.predict", crashing)
+    monkeypatch.setattr("memlab.search.ladder.predict", crashing)
     rungs = [{"optimizer": "sgd"}, {"precision": "bf16"}]
     found = memlab.ladder(linear(), rungs, device="h200", batch_size=4)
     assert [result.outcome for result in found] == ["ok", "crashed", "ok"]
@@ -110,7 +110,7 @@ def test_a_rung_that_crashes_is_not_stood_on(monkeypatch):
     ],
 )
 def test_a_rung_that_is_no_config_raises_before_anything_runs(rungs, said, monkeypatch):
-    monkeypatch.setattr("memlab.comparing.ladder.measure", pytest.fail)
+    monkeypatch.setattr("memlab.search.ladder.measure", pytest.fail)
     with pytest.raises(MemlabError, match=said):
         memlab.ladder(linear(), rungs, device="cpu", batch_size=4)
     with pytest.raises(MemlabError, match="no-such-card"):

@@ -10,10 +10,9 @@ import torch
 
 import memlab
 from memlab import MemlabError, Outcome, StepConfig, Workload, workloads
-from memlab.arguments.units import MIB
-from memlab.comparing import batches, pairs
-from memlab.recommending import largest
+from memlab._util.units import MIB
 from memlab.result import Source, StepResult
+from memlab.search import compare_batches, largest_batch
 from tests.models import blocks, linear
 
 WIDE = {"depth": 6, "width": 64}
@@ -21,7 +20,7 @@ WIDE = {"depth": 6, "width": 64}
 
 @pytest.fixture(scope="module")
 def pair():
-    return pairs.compare_recompute(blocks(**WIDE), "4MiB", "cpu")
+    return compare_batches.compare_recompute(blocks(**WIDE), "4MiB", "cpu")
 
 
 def test_both_batches_are_confirmed_and_recompute_fits_more(pair):
@@ -60,10 +59,12 @@ def test_batch_sizes_are_predicted_by_one_recording_where_that_tells_them(monkey
         asked.append(config.batch_size)
         return predict(workload, config, *arguments, **options)
 
-    predict = batches.predict_with_forecast
-    monkeypatch.setattr(batches, "predict_with_forecast", predicted)
+    predict = compare_batches.predict_with_forecast
+    monkeypatch.setattr(compare_batches, "predict_with_forecast", predicted)
     workload, config = blocks(**WIDE), StepConfig(batch_size=8, optimizer="sgd")
-    found = batches.predict_batches(workload, config, [1, 8, 32], "t4", memory_limit="18MiB")
+    found = compare_batches.predict_batches(
+        workload, config, [1, 8, 32], "t4", memory_limit="18MiB"
+    )
     assert asked == [8, 1], "a single sample runs other operators than many"
     exact = [memlab.predict(workload, r.config, "t4", memory_limit="18MiB") for r in found]
     assert [r.config.batch_size for r in found] == [1, 8, 32]
@@ -82,7 +83,7 @@ def result_of(batch_size, peak_bytes, *, uncertainty=0.0, **fields):
     )  # fmt: skip
 
 
-def search(monkeypatch, peak_of, limit, batch_limit=pairs.DEFAULT_BATCH_LIMIT, **facts):
+def search(monkeypatch, peak_of, limit, batch_limit=compare_batches.DEFAULT_BATCH_LIMIT, **facts):
     """Return the largest batch by predictions that are made up, and the batches that were tried."""
     tried = []
 
@@ -91,8 +92,8 @@ def search(monkeypatch, peak_of, limit, batch_limit=pairs.DEFAULT_BATCH_LIMIT, *
         found = result_of(config.batch_size, peak_of(config.batch_size), **facts)
         return SimpleNamespace(result=found.against_limit(options["memory_limit"]), forecast=None)
 
-    monkeypatch.setattr(largest, "predict_with_forecast", predicted)
-    found = largest.LargestSearch(linear(), limit, "cpu", batch_limit).largest(
+    monkeypatch.setattr(largest_batch, "predict_with_forecast", predicted)
+    found = largest_batch.LargestSearch(linear(), limit, "cpu", batch_limit).largest(
         StepConfig(batch_size=1), 2
     )
     return found.config.batch_size, tried
@@ -121,19 +122,19 @@ def test_a_limit_below_one_sample_says_so(monkeypatch):
 
 def test_a_forecast_needs_few_predictions(monkeypatch):
     asked = []
-    predict = largest.predict_with_forecast
+    predict = largest_batch.predict_with_forecast
     monkeypatch.setattr(
-        largest,
+        largest_batch,
         "predict_with_forecast",
         lambda *args, **kw: asked.append(args) or predict(*args, **kw),
     )
-    search = largest.LargestSearch(blocks(**WIDE), 64 * MIB, "t4", 4096)
+    search = largest_batch.LargestSearch(blocks(**WIDE), 64 * MIB, "t4", 4096)
     search.largest(StepConfig(batch_size=1), 2)
     assert len(asked) <= 5
 
 
 def test_a_card_that_is_not_here_is_predicted_alone():
-    found = pairs.compare_recompute(blocks(**WIDE), "64MiB", "t4", batch_limit=64)
+    found = compare_batches.compare_recompute(blocks(**WIDE), "64MiB", "t4", batch_limit=64)
     assert found.baseline.measured is None
     assert found.baseline.is_confirmed is None
     assert found.baseline.predicted.peak_reserved_bytes <= 64 * MIB
@@ -143,9 +144,9 @@ def test_a_card_that_is_not_here_is_predicted_alone():
 
 
 def test_ratios_are_beside_those_of_the_repository():
-    fit = pairs.Fit(predicted=result_of(5, MIB), measured=None, is_capped=False)
-    other = pairs.Fit(predicted=result_of(10, MIB), measured=None, is_capped=True)
-    pair = pairs.Pair(limit_bytes=2 * MIB, baseline=fit, optimized=other)
+    fit = compare_batches.Fit(predicted=result_of(5, MIB), measured=None, is_capped=False)
+    other = compare_batches.Fit(predicted=result_of(10, MIB), measured=None, is_capped=True)
+    pair = compare_batches.Pair(limit_bytes=2 * MIB, baseline=fit, optimized=other)
     assert "ratio of the batches: 2.0x or more; the repository's is 1.8x" in str(pair)
 
 
@@ -157,7 +158,7 @@ def test_a_model_with_nothing_to_recompute_is_refused():
         compute_loss=lambda model, x: model(x).square().mean(),
     )
     with pytest.raises(MemlabError, match="accumulation_steps"):
-        pairs.compare_recompute(flat, "1MiB", "cpu", batch_limit=4)
+        compare_batches.compare_recompute(flat, "1MiB", "cpu", batch_limit=4)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_a_model_with_nothing_to_recompute_is_refused():
     ],
 )
 def test_what_cannot_be_is_one_sentence_and_exit_code_2(arguments, said, capsys):
-    assert pairs.main(arguments) == 2
+    assert compare_batches.main(arguments) == 2
     printed = capsys.readouterr()
     assert said in printed.err
     assert printed.out == ""
@@ -179,9 +180,9 @@ def test_what_cannot_be_is_one_sentence_and_exit_code_2(arguments, said, capsys)
 def test_the_command_line_prints_the_table(monkeypatch, capsys, pair):
     asked = []
     monkeypatch.setattr(
-        pairs, "compare_recompute", lambda *args, **kw: asked.append((args, kw)) or pair
+        compare_batches, "compare_recompute", lambda *args, **kw: asked.append((args, kw)) or pair
     )
-    assert pairs.main(["gpt-small", "--limit", "1GiB", "--batch-limit", "9"]) == 0
+    assert compare_batches.main(["gpt-small", "--limit", "1GiB", "--batch-limit", "9"]) == 0
     (workload, *rest), options = asked[0]
     assert (workload.name, rest, options) == ("gpt-small", ["1GiB", None], {"batch_limit": 9})
     assert capsys.readouterr().out == f"{pair}\n"
@@ -189,13 +190,13 @@ def test_the_command_line_prints_the_table(monkeypatch, capsys, pair):
 
 def test_it_runs_as_a_module():
     done = subprocess.run(
-        [sys.executable, "-m", "memlab.comparing.pairs", "--help"],
+        [sys.executable, "-m", "memlab.search.compare_batches", "--help"],
         capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert "--batch-limit" in done.stdout
 
 
-@pytest.mark.parametrize("family", pairs.REPOSITORY_RATIOS)
+@pytest.mark.parametrize("family", compare_batches.REPOSITORY_RATIOS)
 def test_a_family_of_the_repository_is_in_the_zoo(family):
     assert any(name.startswith(f"{family}-") or name == family for name in workloads.names())

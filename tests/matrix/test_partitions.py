@@ -7,10 +7,9 @@ import torch
 
 from memlab import StepConfig, Workload, measure, verify, workloads
 from memlab.errors import UnsupportedError
-from memlab.step import build_step
-from memlab.techniques.compiling import compilation, partitions
-from memlab.techniques.compiling.footprint import Footprint, footprint
-from memlab.techniques.compiling.partitions import Partition, stepped, take
+from memlab.techniques import compilation
+from memlab.techniques.compilation import Footprint, Partition, footprint, stepped, take
+from memlab.techniques.step import build_step
 from memlab.techniques.technique import Setup
 from tests.models import blocks
 
@@ -128,7 +127,7 @@ def test_pytorchs_own_plan_does_peak_higher_and_is_estimated(monkeypatch):
     """The reason for all this (pytorch issue 197838)."""
     workload = gpt()
     repaired = measured_and_estimated(workload)
-    monkeypatch.setattr(partitions, "take", lambda asked, plan_for: plan_for(asked))
+    monkeypatch.setattr(compilation, "take", lambda asked, plan_for: plan_for(asked))
     own = measured_and_estimated(workload)
     assert own[0] > 1.3 * repaired[0]
     # a kernel at the peak takes 4 KiB of its own in one of them
@@ -146,7 +145,7 @@ def measured_and_estimated(workload: Workload) -> tuple[int, int]:
 
     with pytest.MonkeyPatch.context() as patch:
         forget()
-        patch.setattr("memlab.measuring.measure.forget", noted)
+        patch.setattr("memlab.runtime.measure.forget", noted)
         result = measure(workload, compiled(0.0), "cpu", repeats=1, isolate=False)
     return result.peak_allocated_bytes, estimates[-1]
 

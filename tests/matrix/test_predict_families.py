@@ -11,8 +11,8 @@ from torch.nn import functional
 from memlab import StepConfig, Workload, measure, predict
 from memlab.devices.cards import resolve
 from memlab.errors import UnsupportedError
-from memlab.predicting.predict import predict_in_process
-from memlab.recording.built import made_fake
+from memlab.prediction.predict import predict_in_process
+from memlab.tracing.built import made_fake
 
 CONFIG = StepConfig(batch_size=4)
 

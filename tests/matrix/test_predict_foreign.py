@@ -6,7 +6,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memlab import StepConfig, Workload, measure, predict
-from memlab.arguments.units import GIB, MIB
+from memlab._util.units import GIB, MIB
 
 
 def refuse_real(tensor: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ import torch
 import memlab
 from benchmarks import recorded, report
 from memlab import workloads
-from memlab.records.records import Kind
+from memlab.store.records import Kind
 from tests.processor import has_bf16_kernels
 
 RECORDS = {record.name: record for record in recorded.shipped()}

@@ -6,9 +6,9 @@ import pytest
 
 import memlab
 from memlab import StepConfig, workloads
-from memlab.costs.targets import Kernels
-from memlab.predicting import predict
-from memlab.predicting.memory_widths import Compiled
+from memlab.cost_model.targets import Kernels
+from memlab.prediction import predict
+from memlab.prediction.memory_widths import Compiled
 
 DEVICE = "amd-epyc, recorded"
 GPT = workloads.get("gpt-small", num_layers=2, sequence_length=64)

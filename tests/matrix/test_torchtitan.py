@@ -6,7 +6,7 @@ import torch
 from benchmarks import titan_llama, torchtitan
 from benchmarks.titan_llama import Sizes
 from memlab import StepConfig
-from memlab.predicting.predict import predict_in_process
+from memlab.prediction.predict import predict_in_process
 
 SMALL = Sizes(width=64, num_layers=2, num_heads=4, num_key_heads=2, hidden=96, vocabulary=100,
               sequence=32)  # fmt: skip

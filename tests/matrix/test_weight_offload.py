@@ -13,15 +13,15 @@ from torch import nn
 import memlab
 from memlab import MemlabError, Outcome, StepConfig, Workload
 from memlab.devices.cards import resolve
-from memlab.measuring.measure import measure_in_process
-from memlab.predicting.predict import predict_in_process
-from memlab.recording import stand_in
-from memlab.script import script
-from memlab.step import build_step
+from memlab.prediction.predict import predict_in_process
+from memlab.runtime.measure import measure_in_process
+from memlab.runtime.verify import verify_in_process
 from memlab.techniques import every
-from memlab.techniques.offload import offloading, weight_offloading
+from memlab.techniques.offload import offloading
 from memlab.techniques.offload.offloading import Offloader
-from memlab.verifying.verify import verify_in_process
+from memlab.techniques.script import script
+from memlab.techniques.step import build_step
+from memlab.tracing import fake_cuda
 from tests.models import blocks
 from tests.offload_parts import DEPTH, SAMPLES, WIDTH, Queue, chain, predicted
 from tests.weight_offload_parts import (
@@ -86,14 +86,14 @@ def test_updates_are_those_of_the_plain_step(possible, name, fields):
 
 @pytest.mark.parametrize("fields", [{}, {"optimizer_in_backward": True}], ids=str)
 def test_a_recompute_fetches_no_more_weights_than_it_uses(possible, monkeypatch, fields):
-    come, here, most = weight_offloading._Weight.come, [], [0]
+    come, here, most = offloading._Weight.come, [], [0]
 
     def counted(weight):
         come(weight)
         here[:] = {id(w): w for w in (*here, weight) if w.copy is not None}.values()
         most[-1] = max(most[-1], len(here))
 
-    monkeypatch.setattr(weight_offloading._Weight, "come", counted)
+    monkeypatch.setattr(offloading._Weight, "come", counted)
     for depth in (4, 8):
         workload = memlab.workloads.get("vit-digits", num_layers=depth, hidden_size=32, num_heads=2)
         config = StepConfig(batch_size=2, checkpointing="blocks", **fields, **OFFLOADED)
@@ -205,7 +205,7 @@ def test_streams_copy_in_the_right_order(possible, monkeypatch):
     monkeypatch.setattr(torch, "empty_like", lambda t, pin_memory=False, **k: like(t, **k))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: Queue())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
-    for module in (offloading, weight_offloading):
+    for module in (offloading, offloading):
         monkeypatch.setattr(module, "streams_of", lambda _: streams)
     config = StepConfig(batch_size=4, checkpointing="blocks")
     expected = after_updates(gpt(), config)
@@ -249,9 +249,9 @@ def test_it_is_refused_on_a_cpu_compiled_and_with_a_share_of_nothing():
         build_step(blocks(), StepConfig(**OFFLOADED), "cpu")
     for fields in ({"compile": True}, {"memory_budget": 0.5, "budget_engine": "compile"}):
         with pytest.raises(MemlabError, match="offload_parameters=True with"):
-            script(StepConfig(**fields, **OFFLOADED), stand_in.device())
+            script(StepConfig(**fields, **OFFLOADED), fake_cuda.device())
     with pytest.raises(MemlabError, match="precision='bf16-mixed'"):
-        every.check(StepConfig(precision="fp8-mixed", **OFFLOADED), stand_in.device())
+        every.check(StepConfig(precision="fp8-mixed", **OFFLOADED), fake_cuda.device())
     with pytest.raises(MemlabError, match=r"offload_fraction=0\.5 does nothing"):
         StepConfig(offload_fraction=0.5)
     with pytest.raises(MemlabError, match="share of the activations that leave"):
@@ -272,7 +272,7 @@ def test_the_source_is_what_the_step_runs(name, fields):
     if "loss_chunks" in fields and name in ("attention", "odd"):
         pytest.skip("its head does not go into a cross entropy as a module alone")
     results = []
-    for more, device in ((OFFLOADED, stand_in.device()), ({}, CPU)):
+    for more, device in ((OFFLOADED, fake_cuda.device()), ({}, CPU)):
         config = StepConfig(batch_size=8, **(fields if more else without_offload(fields)), **more)
         text = script(config, device).replace("SMALLEST_BYTES = 1 << 18", "SMALLEST_BYTES = 0")
         assert "memlab." not in text

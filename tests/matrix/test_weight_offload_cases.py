@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 from memlab import StepConfig, Workload
-from memlab.step import build_step
 from memlab.techniques.offload import offloading
-from memlab.techniques.offload.offloading import Offloader
-from memlab.techniques.offload.weight_offloading import OffloadedWeights
+from memlab.techniques.offload.offloading import OffloadedWeights, Offloader
+from memlab.techniques.step import build_step
 from memlab.workloads.language import Gpt
 from tests.models import blocks
 from tests.offload_parts import predicted

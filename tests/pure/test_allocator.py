@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from memlab.allocator.replay import AllocatorSettings, least_limit, replay, round_block
-from memlab.arguments.units import GIB, MIB
+from memlab._util.units import GIB, MIB
 from memlab.errors import ConfigError
+from memlab.memory.replay import AllocatorSettings, least_limit, replay, round_block
 
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
 

@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memlab.allocator.pools import LARGE_SEGMENT, ExpandablePool, SegmentPool
-from memlab.allocator.replay import AllocatorSettings, Reserved, replay, round_block
-from memlab.arguments.units import KIB, MIB
+from memlab._util.units import KIB, MIB
+from memlab.memory.replay import (
+    LARGE_SEGMENT,
+    AllocatorSettings,
+    ExpandablePool,
+    Reserved,
+    SegmentPool,
+    replay,
+    round_block,
+)
 
 
 class Slow:

@@ -8,7 +8,7 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 
 from memlab.running import Progress
-from memlab.worker import bar
+from memlab.runtime import bar
 
 
 class Terminal(io.StringIO):
@@ -95,7 +95,7 @@ def test_no_bar_in_a_thread_nor_without_a_terminal(terminal, monkeypatch):
 
 CELL = """
 from memlab.running import Progress
-from memlab.worker import bar
+from memlab.runtime import bar
 bar.DELAY_SECONDS = 0.0
 
 @bar.shows_progress

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memlab.arguments.units import GIB
+from memlab._util.units import GIB
 from memlab.devices import cards
 from memlab.devices.card_table import TABLE
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlab.arguments.units import GIB, MIB
+from memlab._util.units import GIB, MIB
 from memlab.devices import cards
 from memlab.errors import DeviceError
 

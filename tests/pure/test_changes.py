@@ -8,9 +8,9 @@ import pytest
 
 import memlab
 from memlab import MemlabError, StepConfig
-from memlab.arguments.units import KIB, MIB
-from memlab.changes.judging import MEMORY_TOLERANCE, TIME_TOLERANCE, CostVerdict
-from memlab.figures.cost_changes import MOST_ROWS
+from memlab._util.units import KIB, MIB
+from memlab.figures.searches import MOST_ROWS
+from memlab.store.compare import MEMORY_TOLERANCE, TIME_TOLERANCE, CostVerdict
 from memlab.store.keeping import write
 from tests.store_parts import a_result, a_run
 

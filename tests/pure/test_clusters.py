@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memlab
-from memlab.arguments.collectives import Collective
-from memlab.costs.links import collective_seconds, half_width
-from memlab.devices import cards, cluster_table
+from memlab._util.collectives import Collective
+from memlab.cost_model.links import collective_seconds, half_width
+from memlab.devices import cards, clusters
 from memlab.errors import DeviceError
 
 MILLION = 10**6
 LARGE = 10**10  # bytes, beside which latencies vanish
 
 
-@pytest.mark.parametrize("name", cluster_table.NAMES)
+@pytest.mark.parametrize("name", clusters.NAMES)
 def test_a_cluster_that_people_are_shown_is_found_by_its_own_name(name):
     cluster = cards.cluster(name)
     assert cluster.name == name
@@ -95,7 +95,7 @@ def test_more_ranks_than_cards_are_refused_before_anything_runs(device, world_si
 def test_one_card_has_no_room_for_two_ranks():
     said = "is more than the one card of device='1x-h100'; use device='2x-h100', or world_size=1$"
     with pytest.raises(DeviceError, match=said):
-        cluster_table.check_room(cards.cluster("1x-h100"), 2)
+        clusters.check_room(cards.cluster("1x-h100"), 2)
 
 
 def test_rates_that_datasheets_print():
@@ -158,7 +158,7 @@ def test_one_rank_sends_nothing():
 
 @given(
     st.sampled_from(list(Collective)),
-    st.sampled_from(cluster_table.NAMES),
+    st.sampled_from(clusters.NAMES),
     st.integers(0, 2**36),
     st.integers(0, 2**30),
 )

@@ -13,18 +13,24 @@ from click.testing import CliRunner
 import memlab
 from memlab import StepConfig, StepResult, VerifyReport
 from memlab.__main__ import main
-from memlab.arguments.units import MIB
-from memlab.commands import many_steps, one_step, shipped
-from memlab.commands.answers import ExitCode, code_of
-from memlab.commands.group import memlab as group
-from memlab.commands.models import AskedModel, workload_of
-from memlab.commands.settings import FIELDS, config_of, lists_of
+from memlab._util.units import MIB
+from memlab.cli import commands, doctor
+from memlab.cli import group as shipped
+from memlab.cli.group import memlab as group
+from memlab.cli.options import (
+    FIELDS,
+    AskedModel,
+    ExitCode,
+    code_of,
+    config_of,
+    lists_of,
+    workload_of,
+)
 from memlab.config import PRESET_POLICIES, Optimizer, allowed_value
-from memlab.doctor import command as doctor
-from memlab.limits.judgement import Judgement
-from memlab.recommending.recommendations import Recommendation, Recommendations
-from memlab.records.records import Kind
+from memlab.result import Judgement
+from memlab.search.recommendations import Recommendation, Recommendations
 from memlab.store.keeping import write
+from memlab.store.records import Kind
 from tests.store_parts import a_result, a_run
 
 COMMANDS = ["predict", "measure", "verify", "sweep", "recommend", "export", "compare", "notebooks",
@@ -46,7 +52,7 @@ def asked(monkeypatch):
         found.update(workload=workload, config=config, device=device, options=options)
         return a_result(workload_name=workload.name, config=config, **found["answer"])
 
-    monkeypatch.setattr(one_step, "predict", predict)
+    monkeypatch.setattr(commands, "predict", predict)
     return found
 
 
@@ -435,7 +441,7 @@ def test_the_text_says_into_what_it_fits(fields, said, asked):
     ],
 )
 def test_verify_says_whether_gradients_differ(report, code, monkeypatch):
-    monkeypatch.setattr(one_step, "verify", lambda *args, **options: report)
+    monkeypatch.setattr(commands, "verify", lambda *args, **options: report)
     done = run("verify", "plain-mlp", "--json")
     assert done.exit_code == code
     data = json.loads(done.stdout)
@@ -452,7 +458,7 @@ def test_recommend_passes_on_what_is_chosen_and_prints_the_answer(monkeypatch):
         given.update(options, memory_limit=memory_limit, device=device)
         return Recommendations(fitting=(one,) * given["top"], message="the answer", limit_bytes=MIB)
 
-    monkeypatch.setattr(many_steps, "recommend", recommend)
+    monkeypatch.setattr(commands, "recommend", recommend)
     words = ("recommend", "plain-mlp", "--memory-limit", "1MiB", "--device", "t4", "--batch-size",
              16, "--allow", "memory-budget", "--allow", "precision", "--exact")  # fmt: skip
     done = run(*words, "--top", 1, "--json")
@@ -651,7 +657,7 @@ def test_ctrl_c_ends_a_command_with_its_own_status(asked, monkeypatch):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(one_step, "predict", interrupted)
+    monkeypatch.setattr(commands, "predict", interrupted)
     done = run("predict", "plain-mlp")
     assert (done.exit_code, done.stderr) == (ExitCode.INTERRUPTED, "Interrupted.\n")
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from memlab.config import StepConfig
-from memlab.recommending import confirming
-from memlab.recommending.confirming import confirmed, why_dropped
-from memlab.recommending.recommendations import Recommendation
 from memlab.result import Outcome
 from memlab.running import Ended
+from memlab.search import recommend
+from memlab.search.recommend import confirmed, why_dropped
+from memlab.search.recommendations import Recommendation
 from memlab.workload import Workload
 from tests.figure_parts import MIB, make_result, out_of_memory
 
@@ -42,7 +42,7 @@ def runs(monkeypatch):
             peak_allocated_bytes=50 * MIB,
         ).against_limit(memory_limit)  # fmt: skip
 
-    monkeypatch.setattr(confirming, "measure", measure)
+    monkeypatch.setattr(recommend, "measure", measure)
     return measured
 
 
@@ -106,7 +106,7 @@ def test_two_whose_repeats_overlap_are_run_again_and_the_faster_run_counts(monke
         result = make_result(seconds=times[config].pop(0), config=config)
         return result.against_limit(memory_limit)
 
-    monkeypatch.setattr(confirming, "measure", measure)
+    monkeypatch.setattr(recommend, "measure", measure)
     found = confirm([FAST, PLAIN], 2)
     assert asked == [FAST.config, PLAIN.config] * 2
     assert (found.kept[0].config, found.kept[0].result.step_seconds) == (FAST.config, 0.1)
@@ -121,7 +121,7 @@ def test_a_setting_whose_second_run_fails_is_dropped(monkeypatch):
         out_of_memory(config=FAST.config),
         make_result(seconds=(0.15,), config=PLAIN.config).against_limit(LIMIT),
     ]
-    monkeypatch.setattr(confirming, "measure", lambda **options: results.pop(0))
+    monkeypatch.setattr(recommend, "measure", lambda **options: results.pop(0))
     found = confirm([FAST, PLAIN], 2)
     assert [one.config for one in found.kept] == [PLAIN.config]
     assert [one.config for one in found.dropped] == [FAST.config]
@@ -132,7 +132,7 @@ def test_a_setting_whose_second_run_crashes_keeps_its_first(monkeypatch):
     plain = make_result(seconds=(0.15,), config=PLAIN.config).against_limit(LIMIT)
     crashed = make_result(outcome=Outcome.CRASHED, config=FAST.config)
     results = [first, plain, crashed, plain]
-    monkeypatch.setattr(confirming, "measure", lambda **options: results.pop(0))
+    monkeypatch.setattr(recommend, "measure", lambda **options: results.pop(0))
     found = confirm([FAST, PLAIN], 2)
     assert (len(found.kept), found.dropped, found.num_runs) == (2, [], 4)
 
@@ -154,14 +154,14 @@ def test_the_reason_of_the_limit_is_that_of_the_run(runs):
 
 
 def test_where_the_first_run_of_a_format_has_no_room_another_format_is_next(monkeypatch, runs):
-    made = confirming.measure
+    made = recommend.measure
 
     def measure(*, config, **options):
         if config == FAST.config:
             return out_of_memory(config=config)
         return made(config=config, **options)
 
-    monkeypatch.setattr(confirming, "measure", measure)
+    monkeypatch.setattr(recommend, "measure", measure)
     found = confirm([FAST, ALMOST, PLAIN], 2)
     assert runs == [PLAIN.config]
     (dropped,) = found.dropped
@@ -172,7 +172,7 @@ def test_where_the_first_run_of_a_format_has_no_room_another_format_is_next(monk
 
 def test_what_is_stopped_ends_it(monkeypatch):
     stopped = make_result(outcome=Outcome.CANCELLED)
-    monkeypatch.setattr(confirming, "measure", lambda **options: stopped)
+    monkeypatch.setattr(recommend, "measure", lambda **options: stopped)
     with pytest.raises(Ended):
         confirm([FAST], 1)
 
@@ -196,7 +196,7 @@ def test_of_two_workloads_each_is_run_with_its_own_and_corrects_its_own_times(mo
         result = make_result(seconds=(seconds,) * repeats, config=config)
         return replace(result, workload_name=workload.name).against_limit(memory_limit)
 
-    monkeypatch.setattr(confirming, "measure", measure)
+    monkeypatch.setattr(recommend, "measure", measure)
     measured = confirm(found, 2)
     assert asked == [("a", PLAIN.config), ("b", PLAIN.config)]
     assert [one.workload.name for one in measured.kept] == ["b", "a"]

@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memlab
-from memlab.costs import cost_store
-from memlab.costs.cost_store import Store, cache_folder
+from memlab.cost_model import cost_store
+from memlab.cost_model.cost_store import Store, cache_folder
+from memlab.devices.operators import OperatorCost, to_text
 from memlab.errors import MemlabError
-from memlab.operators.cost import OperatorCost
-from memlab.operators.signatures import to_text
 from tests import ROOT
 from tests.cost_parts import COST, operator
 
@@ -131,7 +130,7 @@ def test_a_read_only_file_is_read_and_then_left_alone(tmp_path):
 def test_processes_write_at_once_and_nothing_is_lost(tmp_path):
     code = f"""
 import sys, torch; from pathlib import Path
-from memlab.costs.cost_store import Store
+from memlab.cost_model.cost_store import Store
 from tests.cost_parts import COST, operator
 torch.set_num_threads({torch.get_num_threads()})
 for i in range(20):

@@ -13,17 +13,17 @@ import yaml
 from torch import nn
 from torch.nn import functional
 
-from memlab.arguments.units import MIB
-from memlab.costs.cuda_kernels import effects
-from memlab.recording import cuda_functions, stand_in
-from memlab.recording.assembly import trace_of
-from memlab.recording.cuda_functions import COMPOSITE
-from memlab.recording.recording import Recording
-from memlab.recording.stand_in_kernels import MODES
-from memlab.recording.tracker import Tracker, record_fake
+from memlab._util.units import MIB
+from memlab.cost_model.cuda_kernels import effects
 from memlab.trace import Phase
+from memlab.tracing import card_answers, fake_cuda
+from memlab.tracing.assembly import trace_of
+from memlab.tracing.card_answers import COMPOSITE
+from memlab.tracing.fake_cuda import MODES
+from memlab.tracing.recording import Recording
+from memlab.tracing.tracker import Tracker, record_fake
 
-TABLE = cuda_functions.kernels_by_function() or {}
+TABLE = card_answers.kernels_by_function() or {}
 HAS_CUDA = torch.backends.cuda.is_built()
 KEY = "AutogradPrivateUse1"
 
@@ -40,7 +40,7 @@ CHOSEN_BY_THE_STAND_IN = {
 @functools.cache
 def here(name: str, key: str = KEY) -> str:
     """Return what the dispatcher runs for a key: "math kernel" where it takes a function apart."""
-    stand_in.device()
+    fake_cuda.device()
     for line in torch._C._dispatch_dump_table(f"aten::{name}").splitlines():
         if line.startswith(f"{key}: "):
             return line[line.rindex("[") + 1 : -1]
@@ -48,7 +48,7 @@ def here(name: str, key: str = KEY) -> str:
 
 
 def test_the_table_is_found_and_read_as_yaml_reads_it() -> None:
-    places = cuda_functions.table_places()
+    places = card_answers.table_places()
     assert places, "PyTorch came without its table: predictions for cards say so in their notes"
     functions = {
         entry["func"].split("(")[0]: entry for entry in yaml.safe_load(places[0].read_text())
@@ -92,7 +92,7 @@ def test_the_dispatcher_of_a_build_with_cuda_agrees_with_the_table() -> None:
 
 
 def test_autocast_knows_the_functions_that_it_knows_on_cuda() -> None:
-    stand_in.device()
+    fake_cuda.device()
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     names = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")]
     # older versions have overloads for named dimensions, which nobody uses
@@ -110,23 +110,23 @@ def test_autocast_knows_the_functions_that_it_knows_on_cuda() -> None:
 def test_without_the_table_functions_with_a_kernel_on_a_cpu_are_kept_and_it_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cuda_functions, "table_places", lambda: [])
-    for cached in (cuda_functions.kernels_by_function, cuda_functions.fused):
+    monkeypatch.setattr(card_answers, "table_places", lambda: [])
+    for cached in (card_answers.kernels_by_function, card_answers.fused):
         cached.cache_clear()
     try:
-        assert {"silu_backward", "mish_backward"} <= cuda_functions.fused()
-        [note] = cuda_functions.notes()
+        assert {"silu_backward", "mish_backward"} <= card_answers.fused()
+        [note] = card_answers.notes()
         assert "torchgen" in note
     finally:
         monkeypatch.undo()
-        for cached in (cuda_functions.kernels_by_function, cuda_functions.fused):
+        for cached in (card_answers.kernels_by_function, card_answers.fused):
             cached.cache_clear()
-    assert cuda_functions.notes() == ()
+    assert card_answers.notes() == ()
 
 
 def recorded(run: Callable[[torch.device], object]) -> Recording:
     """Return one forward and backward on the stand-in, all in a single step."""
-    with stand_in.as_cuda((8, 0)) as device:
+    with fake_cuda.as_cuda((8, 0)) as device:
         tracker = Tracker(device.type)
 
         def go(_: object) -> None:

@@ -7,29 +7,29 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from memlab.arguments.units import KIB, MIB
-from memlab.costs.cuda_kernels import effects
-from memlab.costs.cudnn_workspace import (
+from memlab._util.units import KIB, MIB
+from memlab.cost_model.cuda_kernels import (
     BACKWARD,
     FORWARD,
     Workspaces,
+    effects,
     middle,
     take_workspace,
     with_workspaces,
 )
 from memlab.devices import cards
-from memlab.recording import stand_in
-from memlab.recording.assembly import Effect
-from memlab.recording.recording import Recording
-from memlab.recording.tracker import Tracker, record_fake
 from memlab.trace import Phase
+from memlab.tracing import fake_cuda
+from memlab.tracing.assembly import Effect
+from memlab.tracing.recording import Recording
+from memlab.tracing.tracker import Tracker, record_fake
 
 RTX_3060, H100, T4 = (cards.find(name) for name in ("rtx-3060", "h100", "t4"))
 
 
 def step(make: Callable[[torch.device], tuple[nn.Module, torch.Tensor]]) -> Recording:
     """Return the recording of a forward and a backward."""
-    with stand_in.as_cuda() as device:
+    with fake_cuda.as_cuda() as device:
         tracker = Tracker(device.type)
 
         def run(_: FakeTensorMode) -> None:

@@ -1,30 +1,30 @@
 import pytest
 import torch
 
-from memlab.devices import here as devices
-from memlab.meters import cuda
+from memlab.devices import here
+from memlab.memory import cuda
 
 
 def test_a_container_limit_counts_when_it_is_the_smaller(tmp_path, monkeypatch):
-    monkeypatch.setattr(devices, "CGROUP", tmp_path)
-    machine = devices.available_memory_bytes()
+    monkeypatch.setattr(here, "CGROUP", tmp_path)
+    machine = here.available_memory_bytes()
     (tmp_path / "memory.max").write_text("2147483648\n")
     (tmp_path / "memory.current").write_text("1073741824\n")
     (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 1024\nactive_file 7\n")
-    assert devices.available_memory_bytes() == 2**30 + 1024 < machine
+    assert here.available_memory_bytes() == 2**30 + 1024 < machine
     (tmp_path / "memory.max").write_text("max\n")
-    assert devices.available_memory_bytes() > 2**31
+    assert here.available_memory_bytes() > 2**31
 
 
 def test_a_full_container_has_nothing_left_rather_than_no_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(devices, "CGROUP", tmp_path)
+    monkeypatch.setattr(here, "CGROUP", tmp_path)
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("1000\n")
-    assert devices.available_memory_bytes() == 0
+    assert here.available_memory_bytes() == 0
 
 
 def test_the_processor_has_a_name():
-    assert len(devices.describe(torch.device("cpu"))) > 3
+    assert len(here.describe(torch.device("cpu"))) > 3
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
@@ -33,4 +33,4 @@ def test_a_cpu_has_no_caching_allocator():
     assert cuda.read_peaks(cpu) is None
     with cuda.limited_to(10, cpu):
         assert torch.ones(100).sum() == 100
-    assert str(devices.resolve_device(None)) == "cpu"
+    assert str(here.resolve_device(None)) == "cpu"

@@ -14,19 +14,16 @@ import torch
 import memlab
 from memlab import StepConfig
 from memlab.__main__ import main
-from memlab.arguments.units import GIB, MIB
+from memlab._util.units import GIB, MIB
+from memlab.cli import device_visit, doctor, machine, verdict
+from memlab.cli.device_visit import CPU, Bench, Case
+from memlab.cli.doctor import DoctorVisit, RecordKeeper
+from memlab.cli.verdict import SettingPair
 from memlab.devices.cards import card
-from memlab.doctor import command, keeping, machine, settings, tries, verdict
-from memlab.doctor.keeping import RecordKeeper
-from memlab.doctor.verdict import SettingPair
-from memlab.doctor.visit import DoctorVisit
 from memlab.errors import ConfigError, DeviceError
-from memlab.records import recorded
-from memlab.records.records import Kind, append, read_lines
-from memlab.techniques.compiling.compilation import is_compiled
-from memlab.visits import driver
-from memlab.visits.bench import CPU, Bench
-from memlab.visits.case import Case
+from memlab.store import recorded
+from memlab.store.records import Kind, append, read_lines
+from memlab.techniques.compilation import is_compiled
 from tests import ROOT
 from tests.record_parts import VISIT, result, run
 
@@ -48,11 +45,11 @@ for name in ("IPython", "click", "ipywidgets", "matplotlib", "pandas", "seaborn"
     sys.modules[name] = None
 import contextlib, io
 from memlab.__main__ import main
-from memlab.doctor import command, machine, settings
+from memlab.cli import doctor, machine
 import torch
 with contextlib.redirect_stderr(io.StringIO()):
     assert main(["doctor", "--device", "none"]) == 2
-assert machine.about() and settings.settings_for("cuda")
+assert doctor.main and machine.about() and machine.settings_for("cuda")
 assert not torch.cuda.is_initialized()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
@@ -178,14 +175,14 @@ def test_a_disk_that_fills_up_ends_the_record_at_its_last_whole_line(monkeypatch
             file.write('{"schema":1,"kind":"ru')
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(keeping, "append", full)
+    monkeypatch.setattr(doctor, "append", full)
     for _ in range(2):
         keeper.add(Kind.RUN, run().to_line())
     assert "cannot be written (No space left on device)" in keeper.said
     assert [line["kind"] for line in read_lines(path).content] == ["visit"]
     assert read_lines(path).damage == ""
     assert [kind for kind, _ in keeper.lines] == ["visit", "run", "run"]  # for the verdict
-    (said,) = command._about_record(keeper, tmp_path, is_card=True)
+    (said,) = doctor._about_record(keeper, tmp_path, is_card=True)
     assert "holds what was measured until then" in said
 
 
@@ -246,18 +243,18 @@ def test_a_table_marks_what_lies_beyond_the_stated_uncertainty():
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_about_forty_settings_of_models_that_need_torch_alone(monkeypatch, kind):
-    monkeypatch.setattr(settings, "has_transformers", lambda: False)
-    found = settings.settings_for(kind)
+    monkeypatch.setattr(machine, "has_transformers", lambda: False)
+    found = machine.settings_for(kind)
     assert 38 <= len(found) <= 44
-    assert {case.workload for case in found[:4]} == set(settings.MODELS[kind])
+    assert {case.workload for case in found[:4]} == set(machine.MODELS[kind])
     assert not any(is_compiled(case.config) for case in found)
     keys = [case.key("") for case in found]
     assert len(set(keys)) == len(keys)
     first = {key.replace("|again|", "||") for key in keys if "|again|" in key}
     assert len(first) == 4
     assert first < set(keys)
-    monkeypatch.setattr(settings, "has_transformers", lambda: True)
-    assert {case.workload for case in settings.settings_for(kind)} - {
+    monkeypatch.setattr(machine, "has_transformers", lambda: True)
+    assert {case.workload for case in machine.settings_for(kind)} - {
         case.workload for case in found
     } == {"gpt-small"}
 
@@ -266,7 +263,7 @@ def test_about_forty_settings_of_models_that_need_torch_alone(monkeypatch, kind)
 def test_models_of_the_settings_train_without_any_other_package(monkeypatch, kind):
     for name in ("transformers", "sklearn", "ipywidgets", "matplotlib", "pandas"):
         monkeypatch.setitem(sys.modules, name, None)
-    for name, (options, _) in settings.MODELS[kind].items():
+    for name, (options, _) in machine.MODELS[kind].items():
         small = options | ({"hidden_size": 64} if "hidden_size" in options else {})
         workload = memlab.workloads.get(name, **small)
         loss = workload.compute_loss(workload.build_model(), workload.make_batch(2))
@@ -284,10 +281,10 @@ def test_every_technique_is_tried_or_refused_in_its_own_words():
         return result(config)
 
     asked = []
-    configs = tries.settings()
+    configs = machine.settings()
     assert next(iter(configs)) == "the plain step"
     assert [is_compiled(config) for config in configs.values()][-2:] == [True, True]
-    found = {each.name: each.why_not for each in tries.tried(configs, CPU, None, measure)}
+    found = {each.name: each.why_not for each in machine.tried(configs, CPU, None, measure)}
     assert found.keys() - configs.keys() == {"an out-of-memory and the step after it"}
     assert configs.keys() <= found.keys()
     assert found["fp16-mixed"] == "crashed: SIGSEGV"
@@ -305,7 +302,7 @@ def test_formats_that_a_card_lacks_are_refused_by_its_name():
     )
     cuda = torch.device("cuda", 0)
     found = {each.name: each.why_not for each in
-             tries.tried(tries.settings(), cuda, card("t4"), fine)}  # fmt: skip
+             machine.tried(machine.settings(), cuda, card("t4"), fine)}  # fmt: skip
     assert "T4" in found["tf32"]
     assert found["offload activations"] == ""
 
@@ -313,7 +310,7 @@ def test_formats_that_a_card_lacks_are_refused_by_its_name():
 def test_running_out_of_memory_that_ends_otherwise_is_said():
     for outcomes, said in ((["ok"], "ok under a limit"), (["out_of_memory", "crashed"], "crashed")):
         left = iter(outcomes)
-        found = next(tries.tried({}, CPU, None, lambda *_: result(outcome=next(left))))  # noqa: B023
+        found = next(machine.tried({}, CPU, None, lambda *_: result(outcome=next(left))))  # noqa: B023
         assert said in found.why_not
 
 
@@ -326,7 +323,7 @@ def visit_of(monkeypatch, end, limit=None, peak=7, outcome="ok"):
     )
     here = DoctorVisit(bench=bench, keeper=RecordKeeper(None), end=end, tell=lambda text: None,
                        limit_bytes=limit)  # fmt: skip
-    return here, list(here.pairs(settings.settings_for("cpu")[:3]))
+    return here, list(here.pairs(machine.settings_for("cpu")[:3]))
 
 
 def test_a_step_that_would_take_what_others_need_is_left_out(monkeypatch):
@@ -346,7 +343,7 @@ def test_what_there_is_no_time_for_is_said(monkeypatch):
 
 
 def test_a_card_that_stops_answering_ends_the_visit_and_says_so(monkeypatch):
-    monkeypatch.setattr(driver, "is_broken", lambda device: True)
+    monkeypatch.setattr(device_visit, "is_broken", lambda device: True)
     _, found = visit_of(monkeypatch, float("inf"), outcome="failed")
     assert len(found) == 2
     assert "does not answer this process any more" in found[1]
@@ -357,17 +354,17 @@ def test_a_card_that_stops_answering_ends_the_visit_and_says_so(monkeypatch):
 def measured(monkeypatch):
     """Return a function that examines a device, with results that are made up."""
     monkeypatch.setattr(Bench, "predict", lambda self, case, seconds: result(case.config))
-    monkeypatch.setattr(command, "bench_of", lambda device: Bench(device=device, target=None))
+    monkeypatch.setattr(doctor, "bench_of", lambda device: Bench(device=device, target=None))
     monkeypatch.setattr(DoctorVisit, "operators", lambda self, cases: None)
 
     def examine(path, measure, device=CPU, home=None):
         monkeypatch.setattr(Bench, "measure", measure)
-        cases = settings.settings_for("cpu")[:3]
+        cases = machine.settings_for("cpu")[:3]
         keeper = RecordKeeper(path)
         home = home or path.parent
-        return command.examine(device, keeper, home, seconds=100, wanted=cases, configs={})
+        return doctor.examine(device, keeper, home, seconds=100, wanted=cases, configs={})
 
-    monkeypatch.setattr(command.api, "measure", lambda *_, **__: result(outcome="failed"))
+    monkeypatch.setattr(doctor.api, "measure", lambda *_, **__: result(outcome="failed"))
     return examine
 
 
@@ -408,8 +405,8 @@ def test_without_a_place_nothing_is_written(measured, tmp_path, capsys, monkeypa
     monkeypatch.chdir(tmp_path)
     keeper = RecordKeeper(None)
     monkeypatch.setattr(Bench, "measure", lambda self, case, *_, **__: (result(), None))
-    cases = settings.settings_for("cpu")[:1]
-    command.examine(CPU, keeper, tmp_path / "home", seconds=100, wanted=cases, configs={})
+    cases = machine.settings_for("cpu")[:1]
+    doctor.examine(CPU, keeper, tmp_path / "home", seconds=100, wanted=cases, configs={})
     assert list(tmp_path.iterdir()) == []
     said = capsys.readouterr().out
     assert "Nothing was written. With --out FILE.jsonl" in said
@@ -424,7 +421,7 @@ def test_the_command_keeps_nothing_of_what_memlab_learned(monkeypatch, tmp_path)
         seen.append((home, seconds, recorded.own_folder()))
         return 0
 
-    monkeypatch.setattr(command, "examine", examine)
+    monkeypatch.setattr(doctor, "examine", examine)
     assert main(["doctor", "--device", "cpu", "--minutes", "2"]) == 0
     ((home, seconds, meanwhile),) = seen
     assert (home, seconds) == (tmp_path / "records", 120)
@@ -441,7 +438,7 @@ def test_progress_goes_to_a_terminal_alone():
 
     terminal, file = Terminal(), io.StringIO()
     for stream in (terminal, file):
-        line = command.ProgressLine(stream)
+        line = doctor.ProgressLine(stream)
         line("measuring a rather long setting" * 9)
         line("next")
         line("")
@@ -460,12 +457,12 @@ def test_the_driver_is_asked_where_its_library_is_installed(monkeypatch):
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=used[handle]),
     )
     used = {"index 3": 1, "GPU-5": 2, "index 1": 3}
-    monkeypatch.setattr(driver, "nvml", lambda: library)
-    assert driver.version() == "550.54"
+    monkeypatch.setattr(device_visit, "nvml", lambda: library)
+    assert device_visit.version() == "550.54"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5")
-    assert [driver.used_bytes(torch.device("cuda", i)) for i in (0, 1)] == [1, 2]
+    assert [device_visit.used_bytes(torch.device("cuda", i)) for i in (0, 1)] == [1, 2]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert driver.used_bytes(torch.device("cuda", 1)) == 3
+    assert device_visit.used_bytes(torch.device("cuda", 1)) == 3
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
@@ -473,10 +470,10 @@ def test_a_card_on_which_a_worker_cannot_run_a_step_is_not_used_by_this_process(
     monkeypatch, kind, capsys
 ):
     crashed = result(outcome="crashed", message="SIGSEGV in forward")
-    monkeypatch.setattr(command.api, "measure", lambda *_, **__: crashed)
-    monkeypatch.setattr(command, "of_device", lambda device: card("t4"))
-    configs = {tries.PLAIN: StepConfig(), "adafactor": StepConfig(optimizer="adafactor")}
-    goes_on = command._try(
+    monkeypatch.setattr(doctor.api, "measure", lambda *_, **__: crashed)
+    monkeypatch.setattr(doctor, "of_device", lambda device: card("t4"))
+    configs = {machine.PLAIN: StepConfig(), "adafactor": StepConfig(optimizer="adafactor")}
+    goes_on = doctor._try(
         torch.device(kind), machine.Room(), configs, float("inf"), lambda text: None, isolate=True
     )
     assert goes_on == (kind == "cpu")  # there each step has a worker of its own
@@ -487,7 +484,7 @@ def test_a_card_on_which_a_worker_cannot_run_a_step_is_not_used_by_this_process(
 
 def test_what_there_was_no_time_to_try_is_said():
     configs = {name: StepConfig() for name in ("a", "b")}
-    found = [tries.Try(name="a")]
-    assert command._about_tries(found, configs) == [
+    found = [machine.Try(name="a")]
+    assert doctor._about_tries(found, configs) == [
         "works: a", "not tried, for want of time: b",
     ]  # fmt: skip

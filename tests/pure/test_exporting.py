@@ -19,11 +19,9 @@ from torch import nn
 import memlab
 from memlab import StepConfig, Workload
 from memlab.errors import ConfigError, UnsupportedError
-from memlab.exporting.definitions import Definitions
-from memlab.exporting.export import LIBRARIES, Flavor, export_script
-from memlab.exporting.imports import import_line
-from memlab.exporting.own_source import NoSource, class_source
-from memlab.exporting.values import expression
+from memlab.integrations.definitions import Definitions
+from memlab.integrations.export import LIBRARIES, Flavor, export_script
+from memlab.integrations.own_source import NoSource, class_source, expression, import_line
 from tests.models import blocks
 
 FLAVORS = [f for f in Flavor if f != "deepspeed" or importlib.util.find_spec("deepspeed")]
@@ -379,7 +377,7 @@ def test_a_step_of_deepspeed_is_no_script_in_plain_pytorch():
     pytest.importorskip("deepspeed", reason="needs memlab[deepspeed]")
     config = StepConfig(sharding="deepspeed-zero2", world_size=2)
     with pytest.raises(UnsupportedError, match=r"no script in plain .* flavor='deepspeed'"):
-        memlab.script.script(config, "cpu")
+        memlab.techniques.script.script(config, "cpu")
 
 
 def test_an_unknown_flavor_is_refused_with_those_that_there_are():

@@ -2,9 +2,9 @@
 
 import torch
 
-from memlab.recording.built import as_own_format
-from memlab.recording.faking import replaced_parameters
-from memlab.torch_private.fakes import FakeTensor, FakeTensorMode, subclasses_left_out
+from memlab._util.torch_private.tensors import FakeTensor, FakeTensorMode, subclasses_left_out
+from memlab.tracing.built import as_own_format
+from memlab.tracing.faking import replaced_parameters
 
 
 class Own(torch.nn.Parameter):

@@ -4,7 +4,7 @@ import pytest
 from benchmarks import fit_times, time_doubt, timm_operators, timm_steps
 from benchmarks.fit_times import OF_OPERATORS, Prior, fitted
 from benchmarks.operator_rows import Measured, card_of, read
-from memlab.costs import kernel_times
+from memlab.cost_model import roofline
 
 
 def of_two(prior=(1.0, 1.0), spread=3.0):
@@ -68,7 +68,7 @@ def test_rows_are_the_operators_that_they_name():
 
 def test_the_table_is_what_a_fit_of_the_operators_gives():
     values = fit_times.fit_of_operators()
-    found = kernel_times.table()
+    found = roofline.table()
     assert found.reach["high"] == pytest.approx(values["reach.high"], rel=1e-3)
     assert found.reach["low"] == pytest.approx(values["reach.low"], rel=1e-3)
     assert found.joules_per_flop == pytest.approx(values["joules_per_flop"], rel=1e-3)

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from memlab.meters import garbage
+from memlab.memory import garbage
 
 
 class Cycle:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from memlab import StepConfig, Workload, measure, replay_allocations
-from memlab.arguments.units import MIB
+from memlab._util.units import MIB
 from memlab.errors import ConfigError
 
 GROWING = [line for n in (12, 16, 20, 24) for line in (f"x{n} = {n} MiB", f"del x{n}")]

@@ -4,14 +4,14 @@ import gc
 
 import pytest
 
-from memlab._panel import idle_garbage
-from memlab._panel.idle_garbage import MOST_PICTURES, IdleGarbage
+from memlab._panel import job
+from memlab._panel.job import MOST_PICTURES, IdleGarbage
 from tests.panel_parts import PATIENCE_SECONDS, until
 
 
 @pytest.fixture
 def collected(monkeypatch):
-    monkeypatch.setattr(idle_garbage, "REST_SECONDS", 0.01)
+    monkeypatch.setattr(job, "REST_SECONDS", 0.01)
     return []
 
 
@@ -48,7 +48,7 @@ def test_nothing_is_looked_for_where_a_person_has_switched_that_off(garbage, col
 
 
 def test_what_nobody_needs_is_gone_after_a_rest(monkeypatch):
-    monkeypatch.setattr(idle_garbage, "REST_SECONDS", 0.0)
+    monkeypatch.setattr(job, "REST_SECONDS", 0.0)
     found, garbage = [], IdleGarbage()
     gc.callbacks.append(lambda phase, info: found.append((phase, info["generation"])))
     try:

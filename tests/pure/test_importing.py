@@ -12,11 +12,15 @@ import torch
 import memlab
 from benchmarks import imports
 from benchmarks.recipes import RECIPES, RecipeKind
-from memlab.importing.imported import FieldStatus
-from memlab.importing.optimizer_classes import read_optimizer, settings_of
-from memlab.importing.own_loss import ignores_number_of_terms
-from memlab.importing.reading import UNKNOWN, SourceReading
-from memlab.importing.transformers_arguments import INSTEAD, OPTIMIZERS, read_arguments
+from memlab.integrations.reading import (
+    UNKNOWN,
+    FieldStatus,
+    SourceReading,
+    read_optimizer,
+    settings_of,
+)
+from memlab.integrations.transformers_arguments import INSTEAD, OPTIMIZERS, read_arguments
+from memlab.integrations.transformers_workload import ignores_number_of_terms
 
 # values that a field of TrainingArguments could have, beside those of its default's type
 ODD_VALUES = {
@@ -356,7 +360,7 @@ def test_a_json_file_may_have_any_suffix(tmp_path):
 
 def test_the_lightning_observers_are_no_reason_to_complain():
     lightning = pytest.importorskip("lightning.pytorch", reason="needs lightning")
-    from memlab.importing.lightning_trainer import OBSERVERS
+    from memlab.integrations.lightning import OBSERVERS
 
     known = {name for name in dir(lightning.callbacks) if name[0].isupper()}
     assert {"ModelCheckpoint", "EarlyStopping", "LearningRateMonitor"} <= set(OBSERVERS) & known

@@ -6,12 +6,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlab.costs import kernel_times, roofline
-from memlab.costs.kernel_parts import BATCH_NORM_PASSES
-from memlab.costs.kernel_times import Factors, Ideal, combined, sustained, whole_tiles
-from memlab.costs.roofline import KernelCall
+from memlab.cost_model import roofline
+from memlab.cost_model.roofline import (
+    BATCH_NORM_PASSES,
+    Factors,
+    Ideal,
+    KernelCall,
+    combined,
+    sustained,
+    whole_tiles,
+)
 from memlab.devices import cards
-from memlab.operators.signatures import TensorSpec, signature_of
+from memlab.devices.operators import TensorSpec, signature_of
 
 aten = torch.ops.aten
 FP16, BF16 = torch.float16, torch.bfloat16
@@ -61,7 +67,7 @@ def test_products_take_about_as_long_as_they_took(card, rows, columns, inner, mi
 
 
 # the fastest products in bf16 that stas00/ml-engineering found: card, rows, columns, inner size,
-# TFLOP/s (memlab/devices/reached.py)
+# TFLOP/s (memlab/devices/card_table.py)
 FASTEST = [
     ("a100-80", 1024, 10240, 5120, 271.2),
     ("a100-pcie-80", 2048, 5120, 6144, 252.9),
@@ -101,7 +107,7 @@ def test_tensor_cores_alone_have_such_a_share():
 
     def times(dtype, peak):
         (part,) = parts(call(aten.mm.default, *(meta(8192, 8192, dtype=dtype),) * 2))
-        return [kernel_times.seconds_of(part, dtype, each, peak) for each in (card, bare)]
+        return [roofline.seconds_of(part, dtype, each, peak) for each in (card, bare)]
 
     on_cuda_cores = times(torch.float32, card.fp32_flops_per_second)
     assert on_cuda_cores[0] == on_cuda_cores[1]
@@ -226,7 +232,7 @@ def test_a_few_tiles_share_a_long_inner_size():
 
 
 def test_cards_with_little_power_for_their_peak_work_below_their_boost_clock():
-    needed = kernel_times.table().joules_per_flop
+    needed = roofline.table().joules_per_flop
     t4, p4, v100 = (sustained(cards.card(name), needed) for name in ("t4", "p4", "v100-pcie-32"))
     assert t4 == pytest.approx(70 / 8.1e12 / needed)
     assert t4 < p4 < v100 == 1.0
@@ -247,8 +253,8 @@ def test_more_power_is_never_slower(watts, name):
      ("a100-80", "high"), ("rtx-3090", "high"), ("h100", "high")],
 )  # fmt: skip
 def test_memory_delivers_less_before_volta_and_with_error_correction_in_it(name, reach):
-    assert kernel_times.reach_of(cards.card(name)) == reach
-    found = kernel_times.table().reach
+    assert roofline.reach_of(cards.card(name)) == reach
+    found = roofline.table().reach
     assert 0 < found["low"] < found["high"] <= 1
 
 
@@ -259,7 +265,7 @@ def test_arithmetic_and_memory_overlap_and_copies_of_layout_do_not():
 
 
 def test_no_factor_is_absurd_and_every_kind_of_kernel_has_one():
-    groups = kernel_times.table().groups
+    groups = roofline.table().groups
     for group in ("stream_fp32", "stream_half", "product_fp32", "product_half", "attention",
                   "other_product", "batch_norm", "normalize_forward", "normalize_backward",
                   "reduce", "pool", "transpose", "convolution", "grouped_first", "grouped_last",
@@ -272,29 +278,29 @@ def test_no_factor_is_absurd_and_every_kind_of_kernel_has_one():
 
 def test_the_half_width_grows_with_what_is_not_known():
     known, other = cards.card("rtx-3090"), cards.card("h100")
-    width = kernel_times.time_half_width
-    doubt = kernel_times.table().doubt
+    width = roofline.time_half_width
+    doubt = roofline.table().doubt
     assert width(known, 0.0) == doubt["model"]["half_width"]
     assert width(other, 0.0) == pytest.approx(
         np.hypot(doubt["model"]["half_width"], doubt["card"]["half_width"])
     )
     assert width(other, 0.0) < width(other, 0.2) < width(other, 0.4)
     assert width(None, 0.0) == width(other, 0.0)
-    note = kernel_times.time_note(other, 0.4)
+    note = roofline.time_note(other, 0.4)
     assert f"± {width(other, 0.4):.0%}" in note
     steps = doubt["model"]["steps"] - doubt["erratic"]["steps"]
     assert f"from {steps} steps of other models in fp16" in note
     assert "fp32 operators on 5 other cards" in note
-    of_operators = kernel_times.time_note(cards.card("t4"), 0.0)
+    of_operators = roofline.time_note(cards.card("t4"), 0.0)
     assert "fp32 operators on 4 other cards" in of_operators, "its own are not those of another"
     assert "few or no measurements" in note
-    assert "other cards" not in kernel_times.time_note(known, 0.0)
+    assert "other cards" not in roofline.time_note(known, 0.0)
 
 
 def test_formats_and_kinds_without_data_are_told_apart():
     a, b = meta(256, 256, dtype=torch.bfloat16), meta(256, 256)
     for x, is_measured in ((a, False), (a.half(), True), (b, True)):
         time = roofline.step_time([call(aten.mm.default, x, x)], cards.card("rtx-3090"))
-        unmeasured = kernel_times.table().doubt["unmeasured"]["half_width"]
+        unmeasured = roofline.table().doubt["unmeasured"]["half_width"]
         width = 0.0 if is_measured else unmeasured
         assert time.unsure_seconds == pytest.approx(width * time.estimate_seconds)

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 import memlab
 from memlab.errors import ConfigError
-from memlab.lengths.batchings import batchings, packed_rows
-from memlab.lengths.distribution import Distribution
-from memlab.lengths.fitting import truncation
+from memlab.search.length_curve import Distribution, batchings, packed_rows, truncation
 from tests.models import linear
 
 LENGTHS = [5, 3, 3, 9, 1, 5, 12]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memlab.errors import MemlabError
-from memlab.meters.lifetimes import first_crossing, step_memory
+from memlab.memory.lifetimes import first_crossing, step_memory
 from memlab.trace import CATEGORIES, Category, Holding, Interval, Phase, Timeline, Trace
 
 OUTSIDE = Interval(step=-1, phase=Phase.BUILD)

@@ -7,17 +7,15 @@ import pytest
 import torch
 
 import memlab
-from memlab.costs import calibration, cost_store, run_alone, unknown_costs
-from memlab.costs.calibration import calibrate
-from memlab.costs.cost_store import Store
-from memlab.costs.doubt import doubted
-from memlab.costs.targets import Kernels
-from memlab.devices import load
+from memlab.cost_model import calibration, cost_store, targets
+from memlab.cost_model.calibration import calibrate, doubted
+from memlab.cost_model.cost_store import Store
+from memlab.cost_model.targets import Kernels
+from memlab.devices import here
+from memlab.devices.operators import OperatorCost, signature_of
 from memlab.errors import MemlabError
-from memlab.operators.cost import OperatorCost
-from memlab.operators.signatures import signature_of
-from memlab.predicting import predict
-from memlab.predicting.memory_widths import Compiled
+from memlab.prediction import predict
+from memlab.prediction.memory_widths import Compiled
 
 GELU = signature_of(torch.ops.aten.gelu.default, (torch.ones(4, 4),), {})
 RELU = signature_of(torch.ops.aten.relu.default, (torch.ones(4, 4),), {})
@@ -31,8 +29,8 @@ class Machine:
         self.others, self.times, self.clock, self.num_timed = 0.0, [0.1, 0.1, 0.1], 1e9, 0
         watch = SimpleNamespace(others_share=lambda: self.others)
         monkeypatch.setattr(calibration, "LoadWatch", lambda: watch)
-        monkeypatch.setattr(calibration, "is_quiet", lambda: self.others < load.QUIET_SHARE)
-        monkeypatch.setattr(run_alone, "times_of", self._timed)
+        monkeypatch.setattr(calibration, "is_quiet", lambda: self.others < here.QUIET_SHARE)
+        monkeypatch.setattr(calibration, "times_of", self._timed)
         monkeypatch.setattr(calibration.time, "time", lambda: self.clock)
 
     def _timed(self, make, evict):
@@ -169,10 +167,10 @@ def test_a_noisy_share_is_told_and_widens_the_uncertainty():
     quiet = OperatorCost(output_bytes=(), peak_bytes=0, seconds=1.0)
     noisy = OperatorCost(output_bytes=(), peak_bytes=0, seconds=3.0, others_share=0.9)
     run = [SimpleNamespace(signature=signature) for signature in (GELU, RELU)]
-    share = unknown_costs.noisy_share(run, {GELU: quiet, RELU: noisy})
+    share = targets.noisy_share(run, {GELU: quiet, RELU: noisy})
     assert share == 0.75
-    assert unknown_costs.noise_notes(share)[0].startswith("75% of the time comes from operators")
-    assert unknown_costs.noise_notes(0.0) == []
+    assert targets.noise_notes(share)[0].startswith("75% of the time comes from operators")
+    assert targets.noise_notes(0.0) == []
     kernels = Kernels(effects=[], seconds=None, noisy_share=share)
     found = predict._uncertainty(100, kernels, SimpleNamespace(assumptions=()), None, Compiled())
     assert found["step_seconds"] == pytest.approx(0.25 + 0.7 * 0.75)
@@ -187,13 +185,13 @@ def test_the_share_of_others_is_what_this_process_did_not_use(
     monkeypatch, tmp_path, wall, busy, own, share
 ):
     stat, clock, used = tmp_path / "stat", [0.0], [0.0]
-    monkeypatch.setattr(load, "STAT", stat)
-    monkeypatch.setattr(load.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(load.os, "sysconf", lambda name: 100)
-    monkeypatch.setattr(load.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(load.time, "process_time", lambda: used[0])
+    monkeypatch.setattr(here, "STAT", stat)
+    monkeypatch.setattr(here.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(here.os, "sysconf", lambda name: 100)
+    monkeypatch.setattr(here.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(here.time, "process_time", lambda: used[0])
     stat.write_text("cpu 100 0 0 500 7 0 0 0 0 0\n")
-    watch = load.LoadWatch()
+    watch = here.LoadWatch()
     stat.write_text(f"cpu {100 + busy} 0 0 600 9 0 0 0 0 0\n")
     clock[0], used[0] = wall, own
     assert watch.others_share() == share
@@ -203,5 +201,5 @@ def test_the_share_of_others_is_what_this_process_did_not_use(
 def test_a_load_that_cannot_be_read_is_not_known(monkeypatch, tmp_path, text):
     stat = tmp_path / "stat"
     stat.write_text(text)
-    monkeypatch.setattr(load, "STAT", stat)
-    assert load.LoadWatch().others_share() is None
+    monkeypatch.setattr(here, "STAT", stat)
+    assert here.LoadWatch().others_share() is None

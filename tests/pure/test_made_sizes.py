@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from memlab import MemlabError, SampleSize, Workload
-from memlab._panel.made_sizes import CLOSED, MadeSizes
+from memlab._panel.choices import CLOSED, MadeSizes
 from tests.panel_parts import PATIENCE_SECONDS, until
 
 SIZES = (1, 2, 3, 4, 5)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from memlab._panel import cells
+from memlab._panel import asked
 
 PATIENCE_SECONDS = 60
 
@@ -34,13 +34,13 @@ class Loop:
 def loop(monkeypatch):
     made = Loop()
     shell = SimpleNamespace(kernel=SimpleNamespace(io_loop=made))
-    monkeypatch.setattr(cells, "_shell", lambda: shell)
+    monkeypatch.setattr(asked, "_shell", lambda: shell)
     return made
 
 
 def press(call, most_seconds):
     """Press in another thread, as JupyterLab does."""
-    other = threading.Thread(target=cells.after_main_thread, args=(call, most_seconds))
+    other = threading.Thread(target=asked.after_main_thread, args=(call, most_seconds))
     other.start()
     other.join()
 
@@ -69,7 +69,7 @@ def test_a_main_thread_that_does_not_come_is_not_waited_for_and_no_press_counts_
 
 def test_in_the_main_thread_and_without_a_kernel_nothing_waits(loop, monkeypatch):
     called = []
-    cells.after_main_thread(lambda: called.append("main"), PATIENCE_SECONDS)
-    monkeypatch.setattr(cells, "_shell", lambda: None)
+    asked.after_main_thread(lambda: called.append("main"), PATIENCE_SECONDS)
+    monkeypatch.setattr(asked, "_shell", lambda: None)
     press(lambda: called.append("no kernel"), PATIENCE_SECONDS)
     assert called == ["main", "no kernel"]

@@ -6,10 +6,10 @@ import sqlite3
 
 import pytest
 
-from memlab.costs import measured_runs
-from memlab.costs.cost_store import Store
-from memlab.costs.measured_runs import MeasuredRun, read_run, stamp_of, write_run
-from memlab.operators.cost import OperatorCost
+from memlab.cost_model import measured_runs
+from memlab.cost_model.cost_store import Store
+from memlab.cost_model.measured_runs import MeasuredRun, read_run, stamp_of, write_run
+from memlab.devices.operators import OperatorCost
 from tests.cost_parts import operator
 
 RUN = MeasuredRun(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import memlab
-from memlab.comparing.pairs import Fit, Pair
+from memlab.search.compare_batches import Fit, Pair
 from tests import ROOT
 from tests.store_parts import a_result
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from memlab.recording import stand_in
-from memlab.recording.tracker import Tracker, record_fake
 from memlab.trace import Phase
+from memlab.tracing import fake_cuda
+from memlab.tracing.tracker import Tracker, record_fake
 
 ROWS, COLUMNS, OUTPUTS = 64, 1024, 2048
 
@@ -17,7 +17,7 @@ def bitsandbytes():
 
 def test_a_product_in_8_bits_allocates_what_the_lines_of_python_do_on_cuda(bitsandbytes):
     """Read in `int8_vectorwise_quant`, `int8_linear_matmul` and `int8_mm_dequant` for CUDA."""
-    card, tracker = stand_in.device(), Tracker(stand_in.NAME)
+    card, tracker = fake_cuda.device(), Tracker(fake_cuda.NAME)
     operators = torch.ops.bitsandbytes
 
     def run(_):

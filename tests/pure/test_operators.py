@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlab.operators.signatures import (
+from memlab.devices.operators import (
     Scalar,
     TensorSpec,
     call_of,
@@ -115,7 +115,7 @@ def test_bytes_from_first_to_last_element(shape, stride, nbytes):
 
 def test_text_is_the_same_in_another_process():
     code = (
-        "import torch; from memlab.operators.signatures import *; print(to_text(signature_of("
+        "import torch; from memlab.devices.operators import *; print(to_text(signature_of("
         "torch.ops.aten.add.Tensor, (torch.ones(2, 1), 2.5), {'alpha': 1})))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from memlab.costs.overlap import overlap_notes, overlap_of, seconds_of_streams
-from memlab.recording.recording import Operator, Recording
-from memlab.recording.streams import Streams
+from memlab.cost_model.overlap import overlap_notes, overlap_of, seconds_of_streams
 from memlab.trace import Interval, Phase
+from memlab.tracing.recording import Operator, Recording, Streams
 
 OUTSIDE, FORWARD, UPDATE = 0, 1, 2
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from memlab._panel.keeping import Keeper
+from memlab._panel.page import Keeper
 from tests.forecast_parts import MIB, estimate, predicted, question
 
 

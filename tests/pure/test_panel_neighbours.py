@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from memlab._panel.choices import BUDGET_STEP, LARGEST, neighbours
 from memlab._panel.controls import Controls
-from memlab._panel.neighbours import BUDGET_STEP, LARGEST, neighbours
 from tests.forecast_parts import question
 from tests.panel_parts import settings
 

@@ -7,12 +7,12 @@ import pytest
 
 from memlab import StepConfig
 from memlab._panel import state, texts
-from memlab._panel.neighbours import neighbours
-from memlab._panel.rank_lines import ranks_label, ranks_line
-from memlab._panel.rank_pane import AT_PEAK, OVER_STEP, RankPane
-from memlab._panel.rows import table_html
+from memlab._panel.choices import neighbours
+from memlab._panel.controls import ranks_label, ranks_line
+from memlab._panel.pictures import AT_PEAK, OVER_STEP, RankPane
 from memlab._panel.runs import RunLog
-from memlab.arguments.rank_settings import Sharding
+from memlab._panel.table import table_html
+from memlab.config import Sharding
 from memlab.techniques.sharding.sharding import most_ranks
 from memlab.techniques.technique import Refusal, Technique
 from tests.figure_parts import MIB, make_timeline

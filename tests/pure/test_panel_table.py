@@ -9,10 +9,12 @@ import urllib.parse
 import pytest
 
 from memlab import Outcome, StepConfig
-from memlab._panel import csv_link, outlook, rows, snapshot, status, verdicts
+from memlab._panel import app, outlook, state
+from memlab._panel import table as csv_link
+from memlab._panel import table as rows
 from memlab._panel.runs import RunLog
 from memlab._panel.table import Table
-from memlab.verifying.report import VerifyReport
+from memlab.runtime.verify_report import VerifyReport
 from tests.forecast_parts import MIB, predicted, question
 from tests.panel_parts import make_result, until
 
@@ -95,8 +97,8 @@ def test_a_kept_prediction_is_never_called_measured():
     assert run.label == "run 1, predicted"
     assert (run.prediction_error, run.time_error) == (None, None)
     assert "measured" not in " ".join(row.values())
-    said = status.of_run(run)
-    assert (said.kind, said.text.startswith(status.KEPT)) == (verdicts.OPEN, True)
+    said = outlook.of_run(run)
+    assert (said.kind, said.text.startswith(outlook.KEPT)) == (state.OPEN, True)
     failed = logged(predicted(None, outcome=Outcome.FAILED, step_seconds=None))
     assert cells(failed)["outcome"] == "○ predicted: failed"
 
@@ -106,7 +108,7 @@ def test_a_kept_prediction_is_not_taken_for_a_run_of_the_setting():
     now = outlook.outlook(logged(kept), question(batch_size=kept.config.batch_size), None, "")
     assert now.run is None
     assert now.last.result is kept
-    still = snapshot.still(logged(kept), now.last, None)
+    still = app.still_of(logged(kept), now.last, None)
     assert f"<b>tiny, predicted for {kept.device}: budget 1, batch" in still["text/html"]
     assert still["image/png"].startswith("iVBOR")
 

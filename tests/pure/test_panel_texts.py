@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from memlab import Outcome, StepConfig
-from memlab._panel import advice, guide, snapshot, state, texts, verdicts
-from memlab._panel.line import Line
+from memlab._panel import app, controls, outlook, state, texts
 from memlab._panel.page import Page
-from memlab._panel.rows import table_html
 from memlab._panel.runs import Run, RunLog
+from memlab._panel.table import table_html
+from memlab._panel.texts import Line
 from memlab.errors import ConfigError
+from memlab.runtime.accumulation import AccumulationEffect
 from memlab.techniques.attention import MATH_KERNEL
 from memlab.techniques.every import CONTROLS
 from memlab.trace import CATEGORIES, Timeline
-from memlab.verifying.accumulation import AccumulationEffect
 from tests.panel_parts import make_facts, make_result, settings
 from tests.verify_parts import alike
 
@@ -30,7 +30,7 @@ def test_a_budget_that_leaves_the_gradient_alone_is_tried_before_smaller_micro_b
     tried = []
     config = StepConfig(batch_size=2)
     for _ in range(4):
-        remedy = advice.advice_line(make_result(config=config), [], 2**10).remedy
+        remedy = outlook.advice_line(make_result(config=config), [], 2**10).remedy
         tried.append(remedy[1])
         config = dataclasses.replace(config, **remedy[1])
     assert tried == [
@@ -38,7 +38,7 @@ def test_a_budget_that_leaves_the_gradient_alone_is_tried_before_smaller_micro_b
         {"accumulation_steps": 2},
     ]  # fmt: skip
     blocks = make_result(config=StepConfig(checkpointing="blocks"))
-    assert "accumulation 2" in advice.advice_line(blocks, [], 2**10).text
+    assert "accumulation 2" in outlook.advice_line(blocks, [], 2**10).text
 
 
 def test_a_policy_counts_only_where_something_is_checkpointed():
@@ -85,25 +85,25 @@ def line_of(field, now, facts=None, device="cpu"):
 
 
 def verdict(facts, **config):
-    return verdicts.gradient_verdict(
+    return state.gradient_verdict(
         StepConfig(**{"batch_size": 32, "accumulation_steps": 4, **config}), facts, alike()
     )
 
 
 def test_the_gradient_is_unchanged_only_without_mixing_and_random_modules():
-    assert verdict(make_facts()).kind == verdicts.GOOD
+    assert verdict(make_facts()).kind == state.GOOD
     assert verdict(None).text == "gradient: not known yet"
     mixing = verdict(make_facts(sample_mixing_modules=("layer1.0.bn1",)))
     assert mixing.text == "gradient differs: BatchNorm in layer1.0.bn1 sees 8 samples, not 32"
     drawing = verdict(make_facts(random_modules=("drop",)))
     assert "drop draws new random numbers in each micro-batch" in drawing.text
     divided = StepConfig(batch_size=32, accumulation_steps=4)
-    for same, kind in {"no": verdicts.WARN, "unknown": verdicts.OPEN, "yes": verdicts.GOOD}.items():
+    for same, kind in {"no": state.WARN, "unknown": state.OPEN, "yes": state.GOOD}.items():
         effect = AccumulationEffect(same=same, why="the loss reads all samples")
-        found = verdicts.gradient_verdict(divided, make_facts(), effect)
+        found = state.gradient_verdict(divided, make_facts(), effect)
         assert found.kind == kind
         assert same == "yes" or "the loss reads all samples" in found.detail
-    assert verdicts.gradient_verdict(divided, make_facts(), None).kind == verdicts.OPEN
+    assert state.gradient_verdict(divided, make_facts(), None).kind == state.OPEN
     undivided = verdict(make_facts(random_modules=("drop",)), accumulation_steps=1)
     assert undivided.text == "gradient: unchanged"
 
@@ -155,7 +155,7 @@ def test_solver_and_estimator_count_with_the_compile_engine_alone():
 def test_channels_last_is_explained_by_device():
     now = settings(channels_last=True)
     assert "channels last" in state.describe(make_result(config=state.to_config(now)))
-    assert verdicts.setting_words("channels_last", False) == "channels first"
+    assert state.setting_words("channels_last", False) == "channels first"
     assert "rarely helps" in line_of("more", now, device="cpu").text
     assert "half precision" in line_of("more", now, device="cuda").text
 
@@ -176,13 +176,13 @@ def test_uneven_micro_batches_are_counted():
 @pytest.mark.parametrize(
     ("peak", "limit", "kind", "text"),
     [
-        (2**20, 2**21, verdicts.GOOD, "fits: 1.00 of 2.00 MiB (50 %), measured"),
-        (2**21, 2**20, verdicts.BAD, "does not fit: 2.00 of 1.00 MiB (200 %), measured"),
-        (2**20, None, verdicts.OPEN, "no limit set; peak 1.00 MiB allocated, measured"),
+        (2**20, 2**21, state.GOOD, "fits: 1.00 of 2.00 MiB (50 %), measured"),
+        (2**21, 2**20, state.BAD, "does not fit: 2.00 of 1.00 MiB (200 %), measured"),
+        (2**20, None, state.OPEN, "no limit set; peak 1.00 MiB allocated, measured"),
     ],
 )
 def test_fits_is_said_in_words(peak, limit, kind, text):
-    found = verdicts.fit_verdict(make_result(peak=peak), limit)
+    found = state.fit_verdict(make_result(peak=peak), limit)
     assert (found.kind, found.text) == (kind, text)
 
 
@@ -193,8 +193,8 @@ def test_fits_is_said_in_words(peak, limit, kind, text):
 def test_out_of_memory_without_a_peak_does_not_fit(ran_under, text):
     result = make_result(Outcome.OUT_OF_MEMORY, peak=None, memory_limit_bytes=ran_under)
     for on_screen in (None, 2**30):
-        found = verdicts.fit_verdict(result, on_screen)
-        assert (found.kind, found.text) == (verdicts.BAD, text)
+        found = state.fit_verdict(result, on_screen)
+        assert (found.kind, found.text) == (state.BAD, text)
 
 
 def config(batch=16, steps=1, **changes):
@@ -217,13 +217,13 @@ def test_what_does_not_fit_offers_the_nearest_measured_run_that_does():
         make_result(config=config(steps=2), peak=150 * 2**20),
         make_result(config=config(), peak=160 * 2**20, memory_limit_bytes=2**20, fits=False),
     )
-    line = advice.advice_line(runs[-1].result, runs, 100 * 2**20)
+    line = outlook.advice_line(runs[-1].result, runs, 100 * 2**20)
     assert line.text == "accumulation 4 fits: 90.0 MiB allocated, measured in run 2"
     assert line.remedy == ("use run 2", {"accumulation_steps": 4})
-    assert advice.advice_line(runs[-1].result, runs, 200 * 2**20).text == ""
+    assert outlook.advice_line(runs[-1].result, runs, 200 * 2**20).text == ""
     machine = make_result(Outcome.OUT_OF_MEMORY, peak=None, config=config())
     runs = logged(*(run.result for run in runs[:-1]), machine)
-    assert advice.advice_line(runs[-1].result, runs, None).text.startswith("accumulation 2 fits")
+    assert outlook.advice_line(runs[-1].result, runs, None).text.startswith("accumulation 2 fits")
 
 
 @pytest.mark.parametrize(
@@ -241,14 +241,14 @@ def test_what_does_not_fit_offers_the_nearest_measured_run_that_does():
 )
 def test_where_nothing_measured_fits_the_next_step_is_offered(now, remedy):
     (run,) = logged(make_result(Outcome.OUT_OF_MEMORY, config=now))
-    line = advice.advice_line(run.result, [run], 2**10)
+    line = outlook.advice_line(run.result, [run], 2**10)
     assert line.remedy == remedy
     assert "_" not in line.text
 
 
 def test_more_micro_batches_are_offered_with_what_they_do_to_the_gradient():
     (run,) = logged(make_result(Outcome.OUT_OF_MEMORY, config=config(16, 4, memory_budget=0.0)))
-    line = advice.advice_line(run.result, [run], 2**10, lambda asked: "gradient differs")
+    line = outlook.advice_line(run.result, [run], 2**10, lambda asked: "gradient differs")
     assert line.text.endswith("try accumulation 8 (gradient differs)")
 
 
@@ -276,20 +276,20 @@ def test_what_stands_before_the_first_forward_is_said_to_be_beyond_help():
         bytes_by_category=rows, phase=zeros.astype(np.int8), micro_batch=zeros, operator=zeros
     )
     (run,) = logged(make_result(Outcome.OUT_OF_MEMORY, timeline=timeline))
-    said = advice.advice_line(run.result, [run], 629).text
+    said = outlook.advice_line(run.result, [run], 629).text
     assert said.startswith("630 B are held before the first forward")
-    assert advice.advice_line(run.result, [run], 630).remedy[0] == "try budget 0.5"
+    assert outlook.advice_line(run.result, [run], 630).remedy[0] == "try budget 0.5"
 
 
 def test_every_control_has_a_row_in_the_help_and_a_tooltip_that_leads_there():
-    page = guide.page()
+    page = controls.page()
     for field in (*state.FIELDS, *state.OTHER_FIELDS):
-        label = guide.HEADER.get(field) or CONTROLS[field].label
+        label = controls.HEADER.get(field) or CONTROLS[field].label
         assert re.search(rf"<td>([^<]*, )?{re.escape(html.escape(label))}(, [^<]*)?</td>", page), (
             field
         )
-        assert guide.tooltip(field).endswith("\nmore in the help (?)"), field
-    assert guide.tooltip("no such field") == ""
+        assert controls.tooltip(field).endswith("\nmore in the help (?)"), field
+    assert controls.tooltip("no such field") == ""
 
 
 def test_advice_says_what_does_not_fit_and_counts_no_prediction_as_a_run():
@@ -298,7 +298,7 @@ def test_advice_says_what_does_not_fit_and_counts_no_prediction_as_a_run():
     kept = Run(number=2, result=make_result(source="predicted"))
 
     def begins(*runs):
-        return advice.advice_line(shown, runs, 2**10).text.removesuffix("try budget 0.5")
+        return outlook.advice_line(shown, runs, 2**10).text.removesuffix("try budget 0.5")
 
     assert begins(run) == "no run fits; next, "
     assert begins(kept) == "no kept prediction fits; next, "
@@ -324,8 +324,8 @@ def test_a_limit_above_what_the_device_holds_is_said():
 
 def test_a_stale_picture_names_only_what_differs():
     result = make_result(config=StepConfig(batch_size=4))
-    assert verdicts.stale_note(result, "tiny", "cpu", StepConfig(batch_size=4)) == ""
-    note = verdicts.stale_note(result, "tiny", "cpu", StepConfig(batch_size=8))
+    assert state.stale_note(result, "tiny", "cpu", StepConfig(batch_size=4)) == ""
+    note = state.stale_note(result, "tiny", "cpu", StepConfig(batch_size=8))
     assert note == "last run: batch 4; what is set now was not run"
 
 
@@ -334,7 +334,7 @@ def test_no_text_of_a_person_becomes_markup():
     assert evil not in table_html([RunLog().add(make_result(message=evil, workload_name=evil))])
     assert evil not in Line(evil).html()
     run = RunLog().add(make_result(workload_name=evil, message=evil))
-    assert evil not in snapshot.as_html([run], run, None)
+    assert evil not in app.as_html([run], run, None)
 
 
 # runs
@@ -389,12 +389,12 @@ def test_saving_settings_say_what_they_mean_and_where_they_do_nothing():
     assert state.to_config(asked).loss_chunks == 8
     named = ["loss in 8 chunks", "in place", "activations offloaded", "optimizer state offloaded"]
     assert state.others(state.to_config(asked)) == named
-    assert verdicts.setting_words("inplace", False) == "not in place"
+    assert state.setting_words("inplace", False) == "not in place"
     on_meta = state.from_config(StepConfig(init_on_meta=True))
     assert "built without memory" in line_of("more", on_meta, device="h200").text
-    assert verdicts.setting_words("init_on_meta", True) == "built on the meta device"
+    assert state.setting_words("init_on_meta", True) == "built on the meta device"
     idle = line_of("more", asked, device="cpu")
-    assert idle.kind == verdicts.WARN
+    assert idle.kind == state.WARN
     assert idle.remedy[1] == {"offload_activations": False}
     with pytest.raises(ConfigError, match="loss_chunks='5' has no control"):
         state.from_config(StepConfig(loss_chunks=5))
@@ -416,8 +416,8 @@ def test_saving_settings_say_what_they_mean_and_where_they_do_nothing():
 def test_an_optimizer_that_cannot_be_is_explained_with_a_remedy_that_helps(changes, said):
     now = settings(**changes)
     line = line_of("optimizer", now)
-    assert (line.kind, said in line.text) == (verdicts.WARN, True)
-    assert line_of("optimizer", {**now, **line.remedy[1]}).kind == verdicts.OPEN
+    assert (line.kind, said in line.text) == (state.WARN, True)
+    assert line_of("optimizer", {**now, **line.remedy[1]}).kind == state.OPEN
 
 
 def test_every_optimizer_implementation_and_precision_is_explained():
@@ -439,7 +439,7 @@ def test_a_cache_that_is_refused_is_switched_off_by_a_click():
         outcome=Outcome.UNSUPPORTED,
         message="an argument of h.0 is a Cache; use model_cache=False, which",
     )
-    line = advice.advice_line(refused, [], None)
+    line = outlook.advice_line(refused, [], None)
     assert line.remedy == ("switch it off", {"model_cache": False})
     asked = state.from_config(StepConfig()) | line.remedy[1]
     assert state.to_config(asked) == StepConfig(model_cache=False)
@@ -449,9 +449,9 @@ def test_a_cache_that_is_refused_is_switched_off_by_a_click():
 
 def test_attention_that_holds_its_whole_matrix_is_told_with_a_click_that_avoids_it():
     told = f"Attention runs in {MATH_KERNEL}: use precision='bf16-mixed'."
-    line = advice.advice_line(make_result(notes=("another", told)), [], None)
+    line = outlook.advice_line(make_result(notes=("another", told)), [], None)
     assert (line.text, line.kind) == (told, "warn")
     assert state.to_config(state.from_config(StepConfig()) | line.remedy[1]) == StepConfig(
         precision="bf16-mixed"
     )
-    assert not advice.advice_line(make_result(notes=("another",)), [], None).text
+    assert not outlook.advice_line(make_result(notes=("another",)), [], None).text

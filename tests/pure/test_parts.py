@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from memlab.worker.unchanged.fingerprint import Fingerprint
+from memlab.runtime.fingerprint import Fingerprint
 
 
 class Base:

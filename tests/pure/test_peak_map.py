@@ -8,8 +8,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
 from memlab import plots
-from memlab.figures import peak_map
-from memlab.figures.peak_map import squarified
+from memlab.figures import peak
+from memlab.figures.peak import squarified
 from memlab.trace import CATEGORIES, Category
 from tests.figure_parts import (
     MIB,
@@ -73,10 +73,10 @@ def test_a_peak_map_shows_categories_by_their_bytes_and_blocks_as_one():
 
 def test_the_tiles_of_a_category_hold_all_of_it():
     many = [held(Category.ACTIVATIONS, f"branch{i}.deep.er", (40 - i) * MIB) for i in range(40)]
-    shown = peak_map._tiles(many, str, sum(h.nbytes for h in many))
+    shown = peak._tiles(many, str, sum(h.nbytes for h in many))
     assert sum(size for _, size in shown) == sum(h.nbytes for h in many)
     assert shown[-1][0] == "other"
-    assert len(shown) == peak_map.MOST_TILES + 1
+    assert len(shown) == peak.MOST_TILES + 1
 
 
 @pytest.mark.parametrize("size", [(5.0, 3.0), (7.0, 4.0), (9.0, 4.6), (12.0, 6.0)])
@@ -150,6 +150,6 @@ def test_text_reads_on_every_colour_of_a_peak_map():
 
     for color in plots.CATEGORY_COLORS.values():
         for index, name in ((0, "a"), (1, "a"), (2, "a"), (0, "other")):
-            ground = peak_map._tone(color, index, name)
-            light, dark = sorted((luminance(ground), luminance(peak_map.text_on(ground))))
+            ground = peak._tone(color, index, name)
+            light, dark = sorted((luminance(ground), luminance(peak.text_on(ground))))
             assert (dark + 0.05) / (light + 0.05) >= 4.5, (color, index)

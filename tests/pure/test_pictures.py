@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from memlab import StepConfig, plots
-from memlab._panel import comparisons
+from memlab._panel import pictures as comparisons
 from memlab._panel.pictures import Pictures, Scene
 from memlab._panel.runs import RunLog
 from memlab.errors import ConfigError

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import memlab
 from benchmarks.snapshot import LAYOUTS, write
-from memlab.arguments.units import MIB
-from memlab.snapshots.plain_pickle import CallsError, NotPlainError, PlainReader, TruncatedError
+from memlab._util.units import MIB
+from memlab.integrations.snapshot_file import CallsError, NotPlainError, PlainReader, TruncatedError
 from tests.snapshot_parts import FORWARD, SCRIPT, Card, dump, training
 
 plain = st.recursive(
@@ -266,7 +266,7 @@ def test_what_is_no_file_is_a_sentence(path, said):
 
 def test_a_file_too_large_for_this_machine_is_refused_before_it_is_read(tmp_path, monkeypatch):
     path = dump(tmp_path / "s.pickle", training().snapshot())
-    monkeypatch.setattr("memlab.snapshots.reading.available_memory_bytes", lambda: 1000)
+    monkeypatch.setattr("memlab.integrations.snapshot_file.available_memory_bytes", lambda: 1000)
     with pytest.raises(memlab.MemlabError, match=r"this machine has 1000 B free.*max_entries"):
         memlab.open_snapshot(path)
 

@@ -20,7 +20,7 @@ from memlab.config import StepConfig
 from memlab.errors import ConfigError
 from memlab.figures import look, runs
 from memlab.figures import timeline as timeline_figure
-from memlab.figures.areas import COLUMNS, thin
+from memlab.figures.timeline import COLUMNS, thin
 from memlab.result import Outcome, Source
 from memlab.trace import CATEGORIES, Category
 from tests.figure_parts import (

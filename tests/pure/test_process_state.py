@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from memlab.worker.unchanged.process_state import differences, process_state
+from memlab.runtime.unchanged import differences, process_state
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="it is kept by Linux")
 

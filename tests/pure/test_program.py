@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memlab import StepConfig
-from memlab.meters.lifetimes import step_memory
-from memlab.predicting.forecast import forecast_of
-from memlab.recording.assembly import sizes_of
-from memlab.recording.record_step import record_step
-from memlab.recording.tracker import Tracker
+from memlab.memory.lifetimes import step_memory
+from memlab.prediction.forecast import forecast_of
+from memlab.tracing.assembly import sizes_of
+from memlab.tracing.record_step import record_step
+from memlab.tracing.tracker import Tracker
 from tests.models import blocks
 
 CPU = torch.device("cpu")

@@ -10,12 +10,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memlab import StepConfig, Workload, plots, workloads
-from memlab._panel import as_code
-from memlab.arguments.quoting import MAX_SHOWN, in_docstring, literal, printable, shown
+from memlab._panel import asked
+from memlab._util.units import MAX_SHOWN, in_docstring, literal, printable, shown
 from memlab.errors import MemlabError
 from memlab.figures import look
-from memlab.plan import Plan, Region
-from memlab.script import script
+from memlab.techniques.script import script
+from memlab.techniques.technique import Plan, Region
 from tests.figure_parts import make_result, recommended, texts_of
 
 CODE = "raise SystemExit('the text ran')"
@@ -140,7 +140,7 @@ def a_workload(name):
 def panel_code(text, *, workload=None, namespace=None):
     config = StepConfig(checkpointing="blocks", checkpoint_modules=text)
     workload = workload or workloads.get("gpt-small")
-    return as_code.source(workload, config, text, text, check_gradients=True, namespace=namespace)
+    return asked.as_source(workload, config, text, text, check_gradients=True, namespace=namespace)
 
 
 @settings(max_examples=30, deadline=None)
@@ -169,9 +169,9 @@ def test_the_panel_shows_a_policy_function_by_the_variable_that_holds_it():
     policy = Policy()
     config = StepConfig(checkpointing="blocks", checkpoint_policy=policy)
     workload = workloads.get("gpt-small")
-    source = as_code.source(workload, config, "cpu", "", namespace={"my_policy": policy})
+    source = asked.as_source(workload, config, "cpu", "", namespace={"my_policy": policy})
     assert "checkpoint_policy=my_policy" in source
-    source = as_code.source(workload, config, "cpu", "")
+    source = asked.as_source(workload, config, "cpu", "")
     assert "checkpoint_policy=policy_function" in source
 
 

@@ -18,9 +18,8 @@ from torch import nn
 
 from memlab import StepConfig, Workload
 from memlab.errors import UnsupportedError
-from memlab.step import build_step, set_seed
-from memlab.techniques.recompute.places import is_same
-from memlab.techniques.recompute.reachable import Reachable
+from memlab.techniques.checkpointing.places import Reachable, is_same
+from memlab.techniques.step import build_step, set_seed
 
 CALLS = 0
 LATE = 1.0

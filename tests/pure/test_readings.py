@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 
 from memlab import explain
-from memlab._panel.readout import lowering, moments, parts_of_peak, readout
-from memlab.costs import cuda_kernels
-from memlab.explaining.holdings import CUBLAS
-from memlab.figures.category_names import category_names
-from memlab.figures.parts import PARTS, part_of
-from memlab.figures.peak_bar import peak_bar
-from memlab.figures.peak_map import peak_map
-from memlab.figures.peak_readings import peak_readings
-from memlab.figures.readings import MOST_READINGS, readings
+from memlab._panel.pictures import lowering, moments, parts_of_peak, readout
+from memlab.cost_model import cuda_kernels
+from memlab.figures.look import category_names
+from memlab.figures.peak import peak_bar, peak_map, peak_readings
+from memlab.figures.timeline import MOST_READINGS, PARTS, part_of, readings
+from memlab.search.holdings import CUBLAS
 from memlab.trace import CATEGORIES, PHASES, Category, Phase, Timeline
 from tests.figure_parts import MIB, held, make_held, make_result, texts_of, transformer
 

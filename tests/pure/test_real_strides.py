@@ -5,9 +5,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
-from memlab.operators.signatures import signature_of
-from memlab.operators.standalone import tensors_in
-from memlab.recording.real_strides import MOST_BYTES, as_on_cpu
+from memlab.devices.operators import leaf_tensors, signature_of
+from memlab.tracing.fake_outputs import MOST_BYTES, as_on_cpu
 
 aten = torch.ops.aten
 SIX = torch.ones(6)
@@ -30,7 +29,7 @@ INPUTS = {
 
 
 def strides(out):
-    return [t.stride() for t in tensors_in(out)]
+    return [t.stride() for t in leaf_tensors(out)]
 
 
 @pytest.mark.parametrize("kind", INPUTS)

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 from memlab import plots
 from memlab.config import StepConfig
-from memlab.limits.judgement import Judgement
-from memlab.recommending.reasons import reason_of_limit
-from memlab.recommending.recommendations import AtLimit, Recommendation
-from memlab.result import Source
+from memlab.result import Judgement, Source
+from memlab.search.answer import reason_of_limit
+from memlab.search.recommendations import AtLimit, Recommendation
 from tests.figure_parts import MIB, make_result, out_of_memory, recommended, texts_of
 
 

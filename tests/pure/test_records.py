@@ -11,12 +11,10 @@ import torch
 import memlab
 from memlab import StepConfig, workloads
 from memlab.devices import cards
+from memlab.devices.operators import OperatorCost, signature_of
 from memlab.errors import DeviceError, MemlabError
-from memlab.operators.cost import OperatorCost
-from memlab.operators.signatures import signature_of
-from memlab.plan import Plan, Region
-from memlab.records import packing, recorded, targets
-from memlab.records.records import (
+from memlab.store import recorded, records
+from memlab.store.records import (
     Kind,
     RecordedRun,
     append,
@@ -25,6 +23,7 @@ from memlab.records.records import (
     cut_damage,
     read_lines,
 )
+from memlab.techniques.technique import Plan, Region
 from memlab.trace import Phase, Timeline
 from tests.record_parts import OPTIONS, VISIT, result, run
 
@@ -184,7 +183,7 @@ def test_a_recorded_target_holds_what_operators_cost_there(file):
         line = {"visit": "v", "tf32": tf32, "overheads": {"forward": 2e-6}}
         append(file, Kind.OPERATORS, line | costs_to_line({signature: cost}))
     (record,) = memlab.recordings()
-    target = targets.target_of(record, tf32=True)
+    target = recorded.target_of(record, tf32=True)
     assert (target.kind, target.name, target.card.memory_bytes) == ("cuda", "t4, recorded", 2**33)
     assert target.costs.operators == {signature: slower}
     assert target.costs.overheads == {Phase.FORWARD: 2e-6}
@@ -256,14 +255,14 @@ def test_rows_of_costs_that_cannot_be_are_left_out():
     x = torch.ones(2, 3)
     signatures = [signature_of(torch.ops.aten.mm.default, (x[:n], x.T), {}) for n in (1, 2)]
     line = costs_to_line(dict.fromkeys(signatures, COST))
-    rows = json.loads(packing.unpacked(line["packed"]["costs"]))
+    rows = json.loads(records.unpacked(line["packed"]["costs"]))
     first = next(iter(rows))
     rows = {
         first: rows[first],
         "no signature(": rows[first],
         list(rows)[1]: [[1], -5, 0, 0.1, False],
     }
-    packed = {"costs": packing.pack(json.dumps(rows).encode())}
+    packed = {"costs": records.pack(json.dumps(rows).encode())}
     assert list(costs_from_line(line | {"packed": packed})) == signatures[:1]
 
 
@@ -300,7 +299,7 @@ def test_a_second_record_of_a_device_has_a_name_of_its_own(own):
     found = memlab.recorded(workload, StepConfig(batch_size=4), "t4-own")
     assert (found.outcome, found.device) == ("ok", "t4-own, recorded")
     assert memlab.recorded(workload, StepConfig(batch_size=4), "t4").outcome == "unsupported"
-    assert targets.target_of(recorded.record_of("t4-own"), tf32=False).card.name == "t4"
+    assert recorded.target_of(recorded.record_of("t4-own"), tf32=False).card.name == "t4"
 
 
 OTHERS = {
@@ -344,7 +343,7 @@ def test_a_device_without_a_name_is_no_record(own, device):
 @pytest.mark.parametrize("size", [None, 0, "much"])
 def test_a_record_that_does_not_know_its_memory_is_of_the_card_as_it_is_sold(own, size):
     written(own / "odd.jsonl", device="rtx-3090", memory_bytes=size)
-    target = targets.target_of(recorded.record_of("rtx-3090"), tf32=False)
+    target = recorded.target_of(recorded.record_of("rtx-3090"), tf32=False)
     assert target.card.memory_bytes == cards.find("rtx-3090").memory_bytes
 
 
@@ -380,22 +379,22 @@ def t4_here(monkeypatch):
 
 def test_a_card_of_this_machine_takes_its_operators_from_the_persons_record(own, t4_here):
     config = StepConfig()
-    assert targets.target_for("cuda", config).costs is None
+    assert recorded.target_for("cuda", config).costs is None
     x = torch.ones(2, 3)
     signature = signature_of(torch.ops.aten.mm.default, (x, x.T), {})
     path = written(own / "mine.jsonl")
     line = {"visit": "v", "tf32": False, "overheads": {}}
     append(path, Kind.OPERATORS, line | costs_to_line({signature: COST}))
     for device in ("cuda", "cuda:0", None, torch.device("cuda", 0)):
-        costs = targets.target_for(device, config).costs
+        costs = recorded.target_for(device, config).costs
         assert costs.operators == {signature: COST}
         assert str(path) in costs.origin
-    assert targets.target_for("cuda", StepConfig(precision="tf32")).costs is None
-    assert targets.target_for("t4", config).costs is None  # any card of this name
+    assert recorded.target_for("cuda", StepConfig(precision="tf32")).costs is None
+    assert recorded.target_for("t4", config).costs is None  # any card of this name
     path.rename(own.parent.parent / "elsewhere.jsonl")
-    assert targets.target_for("cuda", config).costs is None
+    assert recorded.target_for("cuda", config).costs is None
 
 
 def test_a_record_of_another_card_says_nothing_of_this_one(own, t4_here):
     written(own / "mine.jsonl", device="h200", title="NVIDIA H200")
-    assert targets.target_for("cuda", StepConfig()).costs is None
+    assert recorded.target_for("cuda", StepConfig()).costs is None

@@ -8,8 +8,8 @@ import pytest
 
 from memlab import StepConfig
 from memlab.devices.cards import resolve
-from memlab.predicting.predict import predict_in_process
-from memlab.predicting.regrouping import can_regroup, regrouped, with_micro_batches
+from memlab.prediction.interpolation import can_regroup, regrouped, with_micro_batches
+from memlab.prediction.predict import predict_in_process
 from memlab.trace import CATEGORIES, PHASES, Phase, Timeline
 from tests.models import blocks
 

@@ -7,9 +7,9 @@ import pytest
 
 from memlab import StepConfig
 from memlab.devices.cards import resolve
-from memlab.planning.chains import plan_in_process
-from memlab.predicting.predict import predict_in_process
-from memlab.predicting.replanning import can_replan, plan_at, renamed, replanned, with_peak
+from memlab.prediction.chains import plan_in_process
+from memlab.prediction.interpolation import can_replan, plan_at, renamed, replanned, with_peak
+from memlab.prediction.predict import predict_in_process
 from memlab.trace import CATEGORIES, Category, Timeline
 from tests.models import blocks
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from memlab.costs import roofline
-from memlab.costs.roofline import KernelCall
+from memlab.cost_model import roofline
+from memlab.cost_model.roofline import KernelCall
 from memlab.devices import cards
-from memlab.operators.signatures import TensorSpec, signature_of
+from memlab.devices.operators import TensorSpec, signature_of
 
 aten = torch.ops.aten
 H100, T4, A100 = (cards.find(name) for name in ("h100", "t4", "a100-80"))

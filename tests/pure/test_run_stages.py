@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from memlab import MemlabError, Outcome, StepConfig, TrainingRun, plots
+from memlab.prediction.run_result import RunResult, StageCost
+from memlab.prediction.run_stages import judged
 from memlab.result import Source
-from memlab.stages.judging_run import judged
-from memlab.stages.run_result import RunResult, StageCost
 
 MIB = 2**20
 

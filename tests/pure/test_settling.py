@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from memlab._panel import settling
-from memlab._panel.settling import Settling
+from memlab._panel import job
+from memlab._panel.job import Settling
 
 MOMENT_SECONDS = 0.2
 PATIENCE_SECONDS = 60
@@ -14,7 +14,7 @@ PATIENCE_SECONDS = 60
 
 @pytest.fixture
 def settling_soon(monkeypatch):
-    monkeypatch.setattr(settling, "SETTLED_SECONDS", MOMENT_SECONDS)
+    monkeypatch.setattr(job, "SETTLED_SECONDS", MOMENT_SECONDS)
     made = Settling()
     yield made
     made.close()
@@ -46,7 +46,7 @@ def test_presses_after_a_change_are_one_call_once_nothing_changes(settling_soon)
 
 
 def test_changes_without_end_do_not_put_it_off_for_ever(settling_soon, monkeypatch):
-    monkeypatch.setattr(settling, "LONGEST_SECONDS", 3 * MOMENT_SECONDS)
+    monkeypatch.setattr(job, "LONGEST_SECONDS", 3 * MOMENT_SECONDS)
     done = threading.Event()
     settling_soon.call(done.set, typed=True)
     end = time.monotonic() + PATIENCE_SECONDS
@@ -66,7 +66,7 @@ def test_enter_waits_for_what_has_not_come_yet(settling_soon):
 
 
 def test_where_a_change_takes_long_the_wait_is_longer(settling_soon, monkeypatch):
-    monkeypatch.setattr(settling, "LONGEST_SECONDS", 3 * MOMENT_SECONDS)
+    monkeypatch.setattr(job, "LONGEST_SECONDS", 3 * MOMENT_SECONDS)
     called, done = [], threading.Event()
     start = time.monotonic()
     settling_soon.note(handling_seconds=60)
@@ -76,7 +76,7 @@ def test_where_a_change_takes_long_the_wait_is_longer(settling_soon, monkeypatch
 
 
 def test_so_is_that_of_enter_whenever_the_change_was(settling_soon, monkeypatch):
-    monkeypatch.setattr(settling, "LONGEST_SECONDS", 3 * MOMENT_SECONDS)
+    monkeypatch.setattr(job, "LONGEST_SECONDS", 3 * MOMENT_SECONDS)
     settling_soon.note(handling_seconds=60)
     time.sleep(3 * MOMENT_SECONDS)
     called, done = [], threading.Event()

@@ -11,11 +11,10 @@ from matplotlib.patches import Polygon
 
 import memlab
 from memlab import plots
-from memlab.arguments.units import MIB
-from memlab.snapshots import alignment
-from memlab.snapshots.alignment import align
-from memlab.snapshots.comparing import compare_with_trace
-from memlab.snapshots.comparison import BEFORE, Difference
+from memlab._util.units import MIB
+from memlab.integrations import snapshot_alignment
+from memlab.integrations.snapshot_alignment import align
+from memlab.integrations.snapshot_comparison import BEFORE, Difference, compare_with_trace
 from memlab.trace import Phase
 from tests.comparison_parts import Event, repeated, snapshot_of, story, trace_of
 from tests.figure_parts import texts_of
@@ -275,7 +274,7 @@ def test_a_snapshot_without_events_and_a_cpu_are_refused(tmp_path):
 
 
 def test_steps_too_long_and_too_different_are_refused(monkeypatch):
-    monkeypatch.setattr(alignment, "MOST_CELLS", 8)
+    monkeypatch.setattr(snapshot_alignment, "MOST_CELLS", 8)
     sizes = np.array([1, 2, 3]) * 512, np.array([4, 5, 6]) * 512
     none = np.full(3, -1, np.int8)
     with pytest.raises(memlab.MemlabError, match="has 3 allocations and the predicted one 3"):
@@ -412,11 +411,11 @@ def test_any_alignment_is_in_order_whole_and_heaviest(a, b, cells):
     sizes = tuple(np.array([size for size, _ in side], np.int64) for side in (a, b))
     phases = tuple(np.array([phase for _, phase in side], np.int8) for side in (a, b))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(alignment, "DIRECT_CELLS", cells)
+        patch.setattr(snapshot_alignment, "DIRECT_CELLS", cells)
         pairs = align(sizes, phases)
         middle = []
-        alignment._heaviest(alignment._Side(sizes[0], phases[0]),
-                            alignment._Side(sizes[1], phases[1]), (0, 0), middle)  # fmt: skip
+        sides = [snapshot_alignment._Side(*side) for side in zip(sizes, phases, strict=True)]
+        snapshot_alignment._heaviest(*sides, (0, 0), middle)
     assert sum(points_of(a[i][0], (a[i][1], b[j][1])) for i, j in middle) == heaviest(a, b)
     assert (np.diff(pairs.same, axis=0) > 0).all()
     for side in (0, 1):
@@ -425,4 +424,4 @@ def test_any_alignment_is_in_order_whole_and_heaviest(a, b, cells):
     for i, j in np.concatenate([pairs.same, pairs.moved]).tolist():
         assert a[i][0] == b[j][0]
     small = [sorted((a[i][0], b[j][0])) for i, j in pairs.resized.tolist()]
-    assert all(large <= alignment.LIKE_SIZE * little for little, large in small)
+    assert all(large <= snapshot_alignment.LIKE_SIZE * little for little, large in small)

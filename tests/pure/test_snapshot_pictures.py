@@ -5,7 +5,7 @@ from matplotlib.patches import Polygon, Rectangle
 
 import memlab
 from memlab import plots
-from memlab.arguments.units import MIB
+from memlab._util.units import MIB
 from tests.figure_parts import texts_of
 from tests.snapshot_parts import SCRIPT, Card, dump, fragmented, training
 

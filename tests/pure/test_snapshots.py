@@ -8,12 +8,9 @@ from hypothesis import strategies as st
 from torch.cuda import _memory_viz
 
 import memlab
-from memlab.arguments.units import MIB
-from memlab.snapshots.columns import (
-    Frame,
-)
-from memlab.snapshots.holders import place_of
-from memlab.snapshots.phases import RunPhase, phase_of
+from memlab._util.units import MIB
+from memlab.integrations.snapshot_blocks import RunPhase, phase_of, place_of
+from memlab.integrations.snapshot_file import Frame
 from tests.snapshot_parts import (
     ADAM,
     BACKWARD,
@@ -235,7 +232,7 @@ def test_without_history_the_state_at_the_end_is_shown(opened):
 def test_a_long_trace_is_thinned_and_its_peak_stays(opened, monkeypatch):
     card = training(6, leaks=True)
     whole = opened(card)
-    monkeypatch.setattr("memlab.snapshots.opening.MOST_INSTANTS", 16)
+    monkeypatch.setattr("memlab.integrations.snapshot.MOST_INSTANTS", 16)
     thinned = opened(card)
     assert len(thinned.timeline) <= 16
     assert thinned.peak_allocated_bytes == whole.peak_allocated_bytes

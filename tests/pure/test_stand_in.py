@@ -11,15 +11,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 import memlab
-from memlab.recording import stand_in
-from memlab.recording.recording import Recording
-from memlab.recording.tracker import Tracker, record_fake
+from memlab.tracing import fake_cuda
+from memlab.tracing.recording import Recording
+from memlab.tracing.tracker import Tracker, record_fake
 from tests.predictions import predicted
 
 
 @pytest.fixture
 def device() -> Iterator[torch.device]:
-    with stand_in.as_cuda() as found:
+    with fake_cuda.as_cuda() as found:
         yield found
 
 
@@ -168,7 +168,7 @@ def test_convolutions_keep_channels_last(device: torch.device) -> None:
 def test_a_tensor_of_values_can_be_made_on_the_device(device: torch.device) -> None:
     found: list[torch.Tensor] = []
     recorded(device, lambda: found.append(torch.tensor([1.0, 2.0], device=device)))
-    assert found[0].device.type == stand_in.NAME
+    assert found[0].device.type == fake_cuda.NAME
     assert found[0].shape == (2,)
 
 
@@ -195,7 +195,7 @@ def test_every_switch_is_back_after_a_recording() -> None:
         torch._C._only_lift_cpu_tensors(),
         torch._C._conv_determine_backend_memory_format,
     )
-    with stand_in.as_cuda():
+    with fake_cuda.as_cuda():
         assert torch._C._only_lift_cpu_tensors()
     assert before == (
         torch.clear_autocast_cache,
@@ -236,7 +236,7 @@ def test_an_error_in_backward_is_raised_and_aborts_no_process(where: str) -> Non
 
     expected = RuntimeError if where == "operator" else KeyError
     for _ in range(3):
-        with pytest.raises(expected), stand_in.as_cuda() as device:
+        with pytest.raises(expected), fake_cuda.as_cuda() as device:
             recorded(device, functools.partial(run, device))
 
 

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from memlab.recording.attention_notes import attention_notes
-from memlab.recording.recording import Recording
-from memlab.recording.stand_in_attention import (
+from memlab.trace import Interval, Phase
+from memlab.tracing.attention_kernels import (
     AttentionInputs,
     AttentionKernel,
     call_of,
     efficient_takes_groups,
     kernels_of,
 )
-from memlab.trace import Interval, Phase
+from memlab.tracing.record_step import attention_notes
+from memlab.tracing.recording import Recording
 
 SAMPLES, HEADS, TOKENS = 2, 4, 24
 

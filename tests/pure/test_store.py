@@ -19,12 +19,20 @@ from hypothesis import strategies as st
 import memlab
 from memlab import MemlabError, StepConfig
 from memlab.errors import StoreError
-from memlab.records.recorded import FOLDER, read_record
 from memlab.store import database, from_records
-from memlab.store.database import FILE, MIGRATIONS, reading, store_path, writing
+from memlab.store.database import (
+    FILE,
+    MIGRATIONS,
+    RunArguments,
+    insert,
+    reading,
+    row_of,
+    store_path,
+    writing,
+)
 from memlab.store.from_records import store_records
 from memlab.store.keeping import kept, write
-from memlab.store.rows import RunArguments, insert, row_of
+from memlab.store.recorded import FOLDER, read_record
 from tests.store_parts import Forked, a_result, a_run
 
 

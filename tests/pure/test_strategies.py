@@ -5,18 +5,17 @@ import torch
 from torch import nn
 
 from memlab import MemlabError, StepConfig, StepResult
-from memlab.arguments.rank_settings import MOST_RANKS, Sharding
+from memlab.config import MOST_RANKS, Sharding
 from memlab.errors import UnsupportedError, WorkloadError
-from memlab.exporting.rank_parts import open_group
-from memlab.records.packing import result_from_packed, result_to_packed
-from memlab.script import script
-from memlab.step import build_step
+from memlab.integrations.library_parts import open_group
+from memlab.store.records import result_from_packed, result_to_packed
 from memlab.techniques import every
-from memlab.techniques.sharding.fully_sharded import shard
+from memlab.techniques.script import script
+from memlab.techniques.sharding.fully_sharded import shard, units
 from memlab.techniques.sharding.rank_model import Sharded, own_weights
 from memlab.techniques.sharding.ranks import part_of, seed_of
 from memlab.techniques.sharding.sharding_source import source
-from memlab.techniques.sharding.shards import units
+from memlab.techniques.step import build_step
 from memlab.techniques.technique import Setup
 from tests.models import linear
 from tests.store_parts import a_result

@@ -20,9 +20,9 @@ import pytest
 import memlab
 from memlab import MemlabError, StepConfig
 from memlab.errors import ConfigError, DeviceError, StoreError
-from memlab.store import claims
-from memlab.store.claims import claim, hold, is_held, owner, release
-from memlab.sweeping import filling, tasks
+from memlab.search import sweep_tasks
+from memlab.store import database
+from memlab.store.database import claim, hold, is_held, owner, release
 from tests.store_parts import Forked, a_result
 from tests.sweep_parts import CRASH, WORKLOAD, Runs, once, sizes
 
@@ -35,9 +35,9 @@ def path(tmp_path):
 @pytest.fixture
 def runs(monkeypatch, tmp_path):
     made = Runs(tmp_path / "runs.txt")
-    monkeypatch.setattr(tasks, "measure_only", made.measure)
+    monkeypatch.setattr(sweep_tasks, "measure_only", made.measure)
     monkeypatch.setenv("MEMLAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(filling, "ASK_SECONDS", 0.01)
+    monkeypatch.setattr(sweep_tasks, "ASK_SECONDS", 0.01)
     return made
 
 
@@ -146,7 +146,7 @@ def test_a_sweep_that_is_killed_twice_runs_no_finished_setting_again(path, runs,
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_sweep_that_is_killed_while_it_writes(path, runs, monkeypatch, when):
-    write = claims.insert
+    write = database.insert
 
     def killed(connection, run):
         if when == "after":
@@ -156,7 +156,7 @@ def test_a_sweep_that_is_killed_while_it_writes(path, runs, monkeypatch, when):
     def sweep_until_killed():
         with monkeypatch.context() as patch:
             swept(path, sizes(3))
-            patch.setattr(claims, "insert", killed)
+            patch.setattr(database, "insert", killed)
             swept(path, sizes(6))
 
     assert Forked(sweep_until_killed).wait() == -signal.SIGKILL
@@ -314,7 +314,7 @@ def test_a_card_that_is_not_here_is_predicted_and_an_unknown_one_is_refused(
         asked.append(device)
         return a_result(config=config, source="predicted", device=device)
 
-    monkeypatch.setattr(tasks, "predict", predict)
+    monkeypatch.setattr(sweep_tasks, "predict", predict)
     table = memlab.sweep(WORKLOAD, sizes(2), "t4", path=path)
     assert {str(result.source) for result in table} == {"predicted"}
     assert memlab.sweep(WORKLOAD, sizes(2), "T4", path=path).num_reused == 2
@@ -400,7 +400,7 @@ def test_a_sweep_that_is_paused_begins_nothing_until_it_goes_on(path, runs, thre
 def test_pauses_are_no_tries(path, runs):
     pause = threading.Event()
     executor = Unhurried()
-    runs.doing = lambda size: CRASH if runs.begun()[size] < filling.MOST_TRIES else None
+    runs.doing = lambda size: CRASH if runs.begun()[size] < sweep_tasks.MOST_TRIES else None
 
     def pause_and_go_on(progress):  # what was handed over is taken back each time
         if "handed to" in progress.text and executor.num_handed <= 5:
@@ -409,7 +409,7 @@ def test_pauses_are_no_tries(path, runs):
 
     table = swept(path, sizes(1), executor=executor, pause=pause, on_progress=pause_and_go_on)
     assert executor.num_handed > 5
-    assert runs.begun() == {1: filling.MOST_TRIES}
+    assert runs.begun() == {1: sweep_tasks.MOST_TRIES}
     assert [str(result.outcome) for result in table] == ["ok"]
 
 
@@ -428,7 +428,7 @@ class Unhurried(Executor):
 
 
 def test_a_paused_sweep_leaves_what_it_does_not_run_to_others(path, runs, monkeypatch):
-    monkeypatch.setattr(tasks, "turn", lambda *_: contextlib.nullcontext(""))
+    monkeypatch.setattr(sweep_tasks, "turn", lambda *_: contextlib.nullcontext(""))
     pause, may_end, said = threading.Event(), threading.Event(), queue.Queue()
 
     def hold_the_first(size):
@@ -510,21 +510,21 @@ def test_a_store_that_cannot_be_used_is_an_error_before_anything_runs(path, runs
 
 
 def test_results_that_cannot_be_written_are_returned_with_a_note(path, runs, monkeypatch):
-    finish = filling.finish
+    finish = sweep_tasks.finish
 
     def full(*arguments):
         raise StoreError("the disk is full")
 
-    monkeypatch.setattr(filling, "finish", full)
+    monkeypatch.setattr(sweep_tasks, "finish", full)
     table = swept(path, sizes(2))
     assert [result.peak_allocated_bytes for result in table] == [1, 2]
     assert "This result is not in the store: the disk is full." in table.results[0].notes
     assert stored(path) == []
 
     # one that is locked for a while only is written at the end
-    monkeypatch.setattr(filling, "finish", full)
+    monkeypatch.setattr(sweep_tasks, "finish", full)
     table = swept(
-        path, sizes(2), on_result=lambda _: monkeypatch.setattr(filling, "finish", finish)
+        path, sizes(2), on_result=lambda _: monkeypatch.setattr(sweep_tasks, "finish", finish)
     )
     assert stored(path) == [1, 2]
     assert table.results[0].notes == ()

@@ -12,7 +12,7 @@ from torch import nn
 
 import memlab
 from memlab import Outcome, StepConfig, StepResult, VerifyReport, Workload, workloads
-from memlab.arguments.tables import columns_table, facts_table
+from memlab._util.tables import columns_table, facts_table
 from memlab.errors import ConfigError
 from memlab.result import Source
 from memlab.store.frames import ResultList

@@ -18,26 +18,24 @@ PACKAGE = ROOT / "memlab"
 SOURCES = {
     str(path.relative_to(PACKAGE)): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))
 }
-IN_ROOM = {name: source for name, source in SOURCES.items() if name.startswith("torch_private/")}
-# Exported scripts contain these files whole, and cannot import memlab: there PyTorch is used by its
-# own names, and each of them has a case like the names of the room. Strings that become lines of a
-# script are not looked at: they import nothing here.
+IN_ROOM = {
+    name: source for name, source in SOURCES.items() if name.startswith("_util/torch_private/")
+}
+# Exported scripts contain definitions of these files, and cannot import memlab: there PyTorch is
+# used by its own names, and each of them has a case like the names of the room. Strings that become
+# lines of a script are not looked at: they import nothing here.
 IN_SCRIPTS = {
     name: SOURCES[name]
     for name in (
-        "techniques/batch_tensors.py",
-        "techniques/building/deferred.py",
-        "techniques/casts.py",
-        "techniques/loss/lazy_logits.py",
+        "techniques/batches.py",
+        "techniques/deferred.py",
+        "techniques/precision.py",
+        "techniques/loss/logits.py",
         "techniques/offload/offloading.py",
-        "techniques/offload/weight_offloading.py",
-        "techniques/offload/weight_reads.py",
-        "techniques/recompute/keepable.py",
-        "techniques/recompute/late_fills.py",
-        "techniques/recompute/presets.py",
+        "techniques/checkpointing/policies.py",
+        "techniques/checkpointing/recompute.py",
         "techniques/sharding/divided_layers.py",
-        "techniques/sharding/local_parts.py",
-        "techniques/sharding/shards.py",
+        "techniques/sharding/fully_sharded.py",
     )
 }
 OF_SCRIPTS = {"_is_param", "_no_grad_trunc_normal_"}  # attributes that these have as strings
@@ -59,7 +57,7 @@ NOT_OF_TORCH = {
     "._TRITON_AVAILABLE": "of trl",
 }
 ATTRIBUTES = frozenset(OF_SCRIPTS).union(*map(attributes, IN_ROOM.values()))
-PROCESS = constants(IN_ROOM["torch_private/process.py"])
+PROCESS = constants(IN_ROOM["_util/torch_private/process.py"])
 SWITCHES = [
     f"{owner}.{name}"
     for owner, names in (
@@ -117,11 +115,11 @@ def test_a_private_name_is_where_memlab_looks_for_it(name):
 @pytest.mark.parametrize("name", SWITCHES)
 def test_a_switch_of_the_process_can_be_asked(name):
     use = "see that a job changes the whole process"
-    check(name, use, "torch_private/process.py", lambda: at(name)())
+    check(name, use, "_util/torch_private/process.py", lambda: at(name)())
 
 
 def test_a_switch_that_this_torch_does_not_have_is_left_out(monkeypatch):
-    from memlab.torch_private import process
+    from memlab._util.torch_private import process
 
     known = process.switches()
     monkeypatch.setattr(process, "OF_TORCH", (*process.OF_TORCH, "_no_such_switch"))
@@ -132,7 +130,7 @@ def test_a_switch_that_this_torch_does_not_have_is_left_out(monkeypatch):
 def test_a_cache_of_the_process_is_where_memlab_looks_for_it(name):
     use = "distinguish what PyTorch remembers from what a job changes"
     place = name.rpartition(".")[0] if name in SET_LATE else name
-    check(place, use, "torch_private/process.py", lambda: None)
+    check(place, use, "_util/torch_private/process.py", lambda: None)
 
 
 def test_every_private_name_has_a_case():

@@ -10,17 +10,17 @@ import torch
 from torch.nn import functional
 
 from memlab import StepConfig, Workload
+from memlab._util.torch_private.tensors import FakeTensorMode
 from memlab.errors import UnsupportedError
-from memlab.meters.lifetimes import step_memory
-from memlab.meters.meter import Meter, record
-from memlab.recording.assembly import sizes_of, trace_of
-from memlab.recording.record_step import record_step
-from memlab.recording.recording import Recording
-from memlab.recording.tracker import Tracker, record_fake
-from memlab.recording.views import BY_SHAPE
-from memlab.step import build_step
-from memlab.torch_private.fakes import FakeTensorMode
+from memlab.memory.lifetimes import step_memory
+from memlab.memory.meter import Meter, record
+from memlab.techniques.step import build_step
 from memlab.trace import Phase
+from memlab.tracing.assembly import sizes_of, trace_of
+from memlab.tracing.record_step import record_step
+from memlab.tracing.recording import Recording
+from memlab.tracing.repeats import BY_SHAPE
+from memlab.tracing.tracker import Tracker, record_fake
 
 CPU = torch.device("cpu")
 aten = torch.ops.aten
@@ -280,7 +280,7 @@ def test_a_resized_storage_is_counted_at_its_new_size():
 
 
 def test_effects_overrule_fake_sizes():
-    from memlab.recording.assembly import Effect
+    from memlab.tracing.assembly import Effect
 
     recording = run_fake(lambda: torch.empty(D).relu())
     effects = [None, Effect(output_bytes=(100,), workspace_bytes=7, kept_bytes=3)]

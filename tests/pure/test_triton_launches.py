@@ -18,9 +18,9 @@ from memlab import Outcome, StepConfig, Workload
 from memlab.devices import cards
 from memlab.devices.card_table import TABLE
 from memlab.errors import UnsupportedError
-from memlab.recording import card_answers, stand_in
-from memlab.recording.tracker import Tracker, record_fake
 from memlab.trace import Phase
+from memlab.tracing import card_answers, fake_cuda
+from memlab.tracing.tracker import Tracker, record_fake
 from tests.predictions import predicted
 
 KERNEL = '''
@@ -160,7 +160,7 @@ def own(tmp_path, monkeypatch):
 
 
 def test_launches_do_nothing_and_the_word_cuda_means_the_card(own):
-    tracker = Tracker(stand_in.NAME)
+    tracker = Tracker(fake_cuda.NAME)
 
     def run(_):
         square = own().square  # imported after the recording has begun
@@ -170,7 +170,7 @@ def test_launches_do_nothing_and_the_word_cuda_means_the_card(own):
         tracker.mark(0, Phase.BACKWARD, 0)
         y.sum().backward()
 
-    with stand_in.as_cuda((8, 0)) as device:
+    with fake_cuda.as_cuda((8, 0)) as device:
         recording = record_fake(run, tracker)
     assert recording.launches == {"own_kernel.square_kernel": 2}
     # x, y, the sum, its gradient twice (`expand` is a view) and what the kernel writes
@@ -185,8 +185,8 @@ def test_launches_do_nothing_and_the_word_cuda_means_the_card(own):
 
 def test_what_needs_another_card_says_so(own):
     def record(capability, run):
-        with stand_in.as_cuda(capability) as device:
-            tracker = Tracker(stand_in.NAME)
+        with fake_cuda.as_cuda(capability) as device:
+            tracker = Tracker(fake_cuda.NAME)
             module = own()
             record_fake(lambda _: run(module, torch.empty(3, device=device), tracker), tracker)
 
@@ -205,10 +205,10 @@ def test_a_card_that_is_known_answers_how_many_processors_it_has(own):
     module = own()
 
     def asked(card, function):
-        with stand_in.as_cuda(card and card.compute_capability, card) as device:
+        with fake_cuda.as_cuda(card and card.compute_capability, card) as device:
             found = []
             run = lambda _: found.append(function(torch.empty(3, device=device)))  # noqa: E731
-            record_fake(run, Tracker(stand_in.NAME))
+            record_fake(run, Tracker(fake_cuda.NAME))
             return found[0]
 
     # deviceQuery of an A100: 108 multiprocessors, warps of 32, 166912 bytes for a block

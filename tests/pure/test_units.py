@@ -1,8 +1,8 @@
 import pytest
 
 from memlab import MemlabError, StepConfig
-from memlab.arguments.checks import size
-from memlab.arguments.units import format_bytes, format_seconds, parse_bytes
+from memlab._util.checks import size
+from memlab._util.units import format_bytes, format_seconds, parse_bytes
 
 
 @pytest.mark.parametrize(

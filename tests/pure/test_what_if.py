@@ -1,16 +1,16 @@
-"""The example that the docstrings of `what_if.py` and `cut.py` work through by hand."""
+"""The example that the docstrings of `what_if.py` and `chain.py` work through by hand."""
 
 import pytest
 import torch
 from torch import nn
 
 from memlab import StepConfig, Workload
-from memlab.arguments.units import KIB, MIB
-from memlab.planning.cut import Cut
-from memlab.planning.what_if import WhatIf
-from memlab.recording.assembly import sizes_of
-from memlab.recording.record_step import record_step
-from memlab.recording.tracker import Tracker
+from memlab._util.units import KIB, MIB
+from memlab.prediction.chain import Cut
+from memlab.prediction.what_if import WhatIf
+from memlab.tracing.assembly import sizes_of
+from memlab.tracing.record_step import record_step
+from memlab.tracing.tracker import Tracker
 
 LOSS_BYTES = 4
 SMALL_BYTES = 16 * KIB  # of the weight, its gradient and Adam's state

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from memlab.worker.wire import HEADER, MAGIC, MOST_BYTES, PIECE_BYTES, Channel, Garbage
+from memlab.runtime.wire import HEADER, MAGIC, MOST_BYTES, PIECE_BYTES, Channel, Garbage
 
 
 class Stopped(Exception):

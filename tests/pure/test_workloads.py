@@ -9,9 +9,9 @@ from torch.nn.modules.dropout import _DropoutNd
 import memlab
 from memlab import MemlabError, StepConfig, workloads
 from memlab.errors import WorkloadError
-from memlab.worker import isolation
+from memlab.runtime import isolation
 from memlab.workloads import data, published
-from memlab.workloads.bases import BASES
+from memlab.workloads.published import BASES
 
 
 def test_small_ones_come_first_and_all_have_names():

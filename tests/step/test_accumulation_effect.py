@@ -12,8 +12,8 @@ from benchmarks import accumulation
 from memlab import StepConfig, api, recommend
 from memlab.api import accumulation_effect
 from memlab.errors import UnsupportedError, WorkloadError
-from memlab.sending.same_step import CONTENT_BYTES
-from memlab.worker import isolation
+from memlab.runtime import isolation
+from memlab.runtime.same_step import CONTENT_BYTES
 from tests.verify_parts import check
 
 ALLOWED = ["accumulation_steps"]

@@ -10,9 +10,9 @@ import memlab
 from memlab import StepConfig, StepResult, Workload
 from memlab.config import Precision
 from memlab.errors import UnsupportedError
-from memlab.script import script
-from memlab.step import build_step, set_seed
 from memlab.techniques.precision import bytes_of, cast_model, number_formats
+from memlab.techniques.script import script
+from memlab.techniques.step import build_step, set_seed
 from tests.panel_parts import make_result
 from tests.predictions import predicted
 

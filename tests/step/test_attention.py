@@ -12,17 +12,13 @@ from memlab import Outcome, StepConfig, Workload, measure, predict, verify, work
 from memlab.config import Attention
 from memlab.devices import cards
 from memlab.errors import UnsupportedError
-from memlab.recording import (
-    flash_attn_of_transformers,
-    flex_attention_of_transformers,
-    stand_in,
-)
-from memlab.recording.stand_in_attention import efficient_takes_groups
-from memlab.recording.tracker import Tracker, record_fake
-from memlab.step import build_step
 from memlab.techniques import every
 from memlab.techniques.attention import MATH_KERNEL
+from memlab.techniques.step import build_step
 from memlab.trace import Phase
+from memlab.tracing import fake_cuda, transformers_attention
+from memlab.tracing.attention_kernels import efficient_takes_groups
+from memlab.tracing.tracker import Tracker, record_fake
 from tests.models import linear
 from tests.script_parts import assert_same
 
@@ -245,11 +241,11 @@ def test_flex_attention_holds_what_flash_attention_holds_and_the_blocks_of_its_m
 
 def test_the_kernels_of_flex_attention_allocate_what_was_counted_by_hand():
     samples, heads, shared, tokens, size = 2, 4, 2, 256, 16
-    tracker = Tracker(stand_in.NAME)
+    tracker = Tracker(fake_cuda.NAME)
 
     def run(_):
-        module = importlib.import_module(flex_attention_of_transformers.INTEGRATION)
-        masks = importlib.import_module(flex_attention_of_transformers.MASKS)
+        module = importlib.import_module(transformers_attention.INTEGRATION)
+        masks = importlib.import_module(transformers_attention.MASKS)
         query, key, value = (
             torch.empty(samples, tokens, count, size, dtype=torch.bfloat16, device=device)
             .transpose(1, 2)
@@ -264,8 +260,8 @@ def test_the_kernels_of_flex_attention_allocate_what_was_counted_by_hand():
         out.backward(torch.empty_like(out))
 
     with (
-        stand_in.as_cuda((9, 0)) as device,
-        flex_attention_of_transformers.as_on_card(Attention.FLEX_ATTENTION),
+        fake_cuda.as_cuda((9, 0)) as device,
+        transformers_attention.flex_attention_as_on_card(Attention.FLEX_ATTENTION),
     ):
         recording = record_fake(run, tracker)
 
@@ -309,24 +305,24 @@ def test_transformers_compiles_its_own_kernel_again_after_a_prediction():
     modules = [
         importlib.import_module(name)
         for name in (
-            flex_attention_of_transformers.INTEGRATION,
-            flex_attention_of_transformers.MASKS,
+            transformers_attention.INTEGRATION,
+            transformers_attention.MASKS,
         )
     ]
     before = [vars(module).copy() for module in modules]
-    with flex_attention_of_transformers.as_on_card(Attention.FLEX_ATTENTION):
+    with transformers_attention.flex_attention_as_on_card(Attention.FLEX_ATTENTION):
         assert [vars(module) for module in modules] != before
     assert [vars(module) for module in modules] == before
 
 
 def test_transformers_finds_no_flash_attn_after_a_prediction():
-    utilities = importlib.import_module(flash_attn_of_transformers.UTILITIES)
+    utilities = importlib.import_module(transformers_attention.UTILITIES)
     before = vars(utilities).copy()
     entry = utilities.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2].copy()
-    with flash_attn_of_transformers.as_on_card(Attention.FLASH_ATTENTION_2):
+    with transformers_attention.flash_attn_as_on_card(Attention.FLASH_ATTENTION_2):
         assert importlib.util.find_spec("flash_attn")
         functions, _ = utilities.lazy_import_flash_attention("flash_attention_2")
-        assert functions[0].__module__ == flash_attn_of_transformers.__name__
+        assert functions[0].__module__ == transformers_attention.__name__
     assert importlib.util.find_spec("flash_attn") is None
     assert vars(utilities) == before
     assert utilities.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2] == entry

@@ -12,11 +12,10 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 import memlab
 from memlab import StepConfig, Workload
 from memlab.errors import MemlabError, WorkloadError
-from memlab.meters.meter import Meter, record
-from memlab.script import script
-from memlab.step import build_step, set_seed
-from memlab.techniques.batch_tensors import map_tensors, moved
-from memlab.techniques.batches import tensors_of
+from memlab.memory.meter import Meter, record
+from memlab.techniques.batches import map_tensors, moved, tensors_of
+from memlab.techniques.script import script
+from memlab.techniques.step import build_step, set_seed
 from tests.predictions import predicted
 
 FEATURES = 16

@@ -10,14 +10,13 @@ from torch.utils._pytree import tree_leaves
 
 import memlab
 from memlab import StepConfig
-from memlab.arguments.units import GIB, KIB, MIB
-from memlab.costs.calibration import calibrate
-from memlab.costs.cost_store import Store
-from memlab.costs.overheads import overhead_seconds
-from memlab.meters.meter import Meter, record
-from memlab.operators.signatures import TensorSpec, signature_of, to_text
-from memlab.operators.standalone import RNN_BACKWARD, build, smaller
-from memlab.step import build_step, set_seed
+from memlab._util.units import GIB, KIB, MIB
+from memlab.cost_model.calibration import calibrate
+from memlab.cost_model.cost_store import Store
+from memlab.cost_model.overheads import overhead_seconds
+from memlab.devices.operators import RNN_BACKWARD, TensorSpec, build, signature_of, smaller, to_text
+from memlab.memory.meter import Meter, record
+from memlab.techniques.step import build_step, set_seed
 from memlab.trace import Phase
 from tests.models import blocks, ignored_labels
 from tests.processor import has_bf16_kernels

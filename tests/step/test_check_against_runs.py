@@ -11,12 +11,12 @@ import torch
 
 import memlab
 from memlab import StepConfig, Workload
-from memlab.costs import cost_store
-from memlab.costs.cost_store import Store, cost_from_row
-from memlab.costs.measured_runs import MeasuredRun, read_run, write_run
-from memlab.predicting import check_against_runs as checking
-from memlab.predicting.check_against_runs import Attempt, check_against_runs
-from memlab.sending.same_step import recall
+from memlab.cost_model import cost_store
+from memlab.cost_model.cost_store import Store, cost_from_row
+from memlab.cost_model.measured_runs import MeasuredRun, read_run, write_run
+from memlab.prediction import check_against_runs as checking
+from memlab.prediction.check_against_runs import Attempt, check_against_runs
+from memlab.runtime.same_step import recall
 
 PEAK = 1000
 

@@ -15,9 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import memlab
 from memlab import Outcome, StepConfig
 from memlab.errors import ConfigError, UnsupportedError
-from memlab.plan import Plan, Region
-from memlab.step import build_step
-from memlab.techniques.recompute import policies, recompute
+from memlab.techniques.checkpointing import policies, recompute
+from memlab.techniques.step import build_step
+from memlab.techniques.technique import Plan, Region
 from tests.checkpointing_parts import LATE, WritesUnseen, make_workload, plain_config
 from tests.same_state import assert_same, keep_everything, state_after
 
@@ -236,7 +236,7 @@ def test_a_kept_matmul_runs_once_and_the_rest_twice():
     ],
 )
 def test_modules_are_named_by_class_pattern_or_number(which, paths):
-    from memlab.techniques.recompute.blocks import select
+    from memlab.techniques.checkpointing.policies import select
 
     model = make_workload(BLOCKS["linear"]).build_model()
     assert list(select(model, which)) == paths

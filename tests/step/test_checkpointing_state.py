@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from memlab.errors import UnsupportedError
-from memlab.step import build_step
-from memlab.techniques.recompute import recompute
+from memlab.techniques.checkpointing import recompute
+from memlab.techniques.step import build_step
 from tests.checkpointing_parts import draw, make_workload, plain_config
 from tests.same_state import assert_same, state_after
 

@@ -10,22 +10,14 @@ import torch
 
 import memlab
 from benchmarks import bad_calls
-from memlab import (  # fmt: skip
-    LoadingConfig,
-    MemlabError,
-    StepConfig,
-    StepResult,
-    Workload,
-    plots,
-    workloads,
-)
-from memlab.arguments import units
-from memlab.arguments.checks import checked, count, number, of_type
-from memlab.arguments.quoting import MAX_SHOWN
+from memlab import LoadingConfig, MemlabError, StepConfig, StepResult, Workload, plots, workloads
+from memlab._util import units
+from memlab._util.checks import checked, count, number, of_type
+from memlab._util.units import MAX_SHOWN
 from memlab.errors import ConfigError, DeviceError, WorkloadError
 from memlab.result import Source
 from memlab.running import Progress
-from memlab.worker import isolation
+from memlab.runtime import isolation
 
 WORKLOAD = workloads.get("vit-digits")
 CONFIG = StepConfig(batch_size=2)

@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 
 import memlab
 from memlab import MemlabError, Outcome, StepConfig, Workload
-from memlab.step import build_step, set_seed
 from memlab.techniques.loss import chunked_loss
-from memlab.techniques.loss.lazy_logits import ChunkedHead, LazyLogits
+from memlab.techniques.loss.logits import ChunkedHead, LazyLogits
+from memlab.techniques.step import build_step, set_seed
 from memlab.techniques.technique import Setup
 from memlab.workloads.language import Gpt, Lstm
 from tests.loss_parts import CLASSES, FEATURES, GPT, LOSSES, Head, labels_of

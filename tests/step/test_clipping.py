@@ -6,7 +6,7 @@ import torch
 import memlab
 from memlab import StepConfig
 from memlab.errors import ConfigError, UnsupportedError
-from memlab.step import build_step, set_seed
+from memlab.techniques.step import build_step, set_seed
 from tests.models import blocks
 
 NORM = 0.05  # far below what the first gradients have

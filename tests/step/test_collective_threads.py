@@ -6,13 +6,13 @@ import pytest
 
 from memlab import StepConfig
 from memlab.devices.here import resolve_device
-from memlab.measuring import measure as measuring
-from memlab.measuring.collective_threads import paused_for
+from memlab.runtime import measure
+from memlab.runtime.measure import paused_for
 from tests.models import linear
 
 
 def test_each_rank_keeps_the_pass_of_which_it_has_seen_all_frees(monkeypatch):
-    own_pass, unseen, agreements = measuring._memory_pass, iter([9000, 0, 4000]), []
+    own_pass, unseen, agreements = measure._memory_pass, iter([9000, 0, 4000]), []
 
     def memory_pass(*args):
         facts, _ = own_pass(*args)
@@ -25,7 +25,7 @@ def test_each_rank_keeps_the_pass_of_which_it_has_seen_all_frees(monkeypatch):
         return len(agreements) >= 3  # another rank has seen all of its own in the third pass only
 
     def measured(agreed=bool) -> int:
-        result = measuring.measure_in_process(
+        result = measure.measure_in_process(
             linear(), StepConfig(), resolve_device("cpu"), repeats=1, warmup=0, seed=0,
             memory_limit=None, report=lambda _: None, agreed=agreed,
         )  # fmt: skip
@@ -33,7 +33,7 @@ def test_each_rank_keeps_the_pass_of_which_it_has_seen_all_frees(monkeypatch):
         return result.peak_allocated_bytes
 
     own = measured()
-    monkeypatch.setattr(measuring, "_memory_pass", memory_pass)
+    monkeypatch.setattr(measure, "_memory_pass", memory_pass)
     assert measured(agreed) == own
     assert agreements[:3] == [False, True, True]
 

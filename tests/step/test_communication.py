@@ -5,8 +5,8 @@ import pytest
 import memlab
 from benchmarks.ranks import Ranks
 from memlab import StepConfig, StepResult
-from memlab.arguments.collectives import Communication
-from memlab.arguments.units import format_bytes
+from memlab._util.collectives import Communication
+from memlab._util.units import format_bytes
 from tests.models import blocks
 from tests.predictions import DEPTH, NARROW, simulated
 

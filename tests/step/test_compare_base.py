@@ -6,8 +6,8 @@ import pytest
 
 import memlab
 from memlab import MemlabError, Outcome, StepConfig, compare_base
-from memlab.comparing.base_parts import ATTENTION, CASTED, QUANTIZED, signed
-from memlab.workloads.bases import BASES
+from memlab.search.quantized_base import ATTENTION, CASTED, QUANTIZED, signed
+from memlab.workloads.published import BASES
 
 pytest.importorskip("peft", reason="needs memlab[finetune]")
 pytest.importorskip("bitsandbytes", reason="needs memlab[finetune]")

@@ -7,11 +7,11 @@ import pytest
 import memlab
 from benchmarks.ranks import Ranks
 from memlab import StepConfig
-from memlab.arguments.units import format_bytes
-from memlab.measuring.measure import MOST_UNSEEN_BYTES
-from memlab.predicting.rank_spread import spread_notes
-from memlab.recording import distinct_ranks
+from memlab._util.units import format_bytes
+from memlab.prediction.predict import spread_notes
+from memlab.runtime.measure import MOST_UNSEEN_BYTES
 from memlab.techniques.sharding.rank_model import MOST_SIMULATED_PARTS
+from memlab.tracing import simulated_ranks
 from tests.figure_parts import MIB, make_result
 from tests.models import blocks
 from tests.predictions import simulated
@@ -111,7 +111,7 @@ def test_shares_of_the_optimizer_state_sum_to_the_whole(world_size):
 
 
 def test_only_some_of_many_shares_are_recorded_and_the_others_are_said(monkeypatch):
-    monkeypatch.setattr(distinct_ranks, "MOST_RECORDED_RANKS", 2)
+    monkeypatch.setattr(simulated_ranks, "MOST_RECORDED_RANKS", 2)
     result = simulated(batch_size=7, sharding="zero1", world_size=7)
     assert len(result.ranks) == 2
     left = 7 - len(numbers(result))
@@ -119,7 +119,7 @@ def test_only_some_of_many_shares_are_recorded_and_the_others_are_said(monkeypat
 
 
 def test_a_large_model_is_recorded_once(monkeypatch):
-    monkeypatch.setattr(distinct_ranks, "MOST_OPERATORS", 10)
+    monkeypatch.setattr(simulated_ranks, "MOST_OPERATORS", 10)
     result = simulated(batch_size=5, sharding="zero3", world_size=5)
     assert [each.rank_numbers for each in result.ranks] == [(0, 1, 2)]
     assert any("2 ranks were not recorded apart" in note for note in result.notes)

@@ -8,12 +8,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import memlab
 from memlab import StepConfig, Workload
+from memlab._util.torch_private.ranks import group_of_none, replicated_by
 from memlab.errors import UnsupportedError
-from memlab.recording.fake_reducer import FakeLogger, FakeReducer
-from memlab.step import build_step
 from memlab.techniques.every import check
 from memlab.techniques.sharding.divided_layers import Role, divide_layers
-from memlab.torch_private.ranks import group_of_none, replicated_by
+from memlab.techniques.step import build_step
+from memlab.tracing.simulated_ranks import FakeLogger, FakeReducer
 from tests.tensor_parts import Mixing, decoder, mixing, mlp, named, shared, used_outside
 
 COLUMNS, ROWS, ALONE, INSIDE = Role.COLUMNS, Role.ROWS, Role.ALONE, Role.INSIDE

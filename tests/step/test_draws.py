@@ -6,8 +6,8 @@ from torch import nn
 
 from memlab import StepConfig, Workload, measure
 from memlab.devices.cards import resolve
-from memlab.predicting.predict import predict_in_process
-from memlab.recording.draws import Draws
+from memlab.prediction.predict import predict_in_process
+from memlab.tracing.unknown import Draws
 
 
 def predicted(given, config, seed=0):

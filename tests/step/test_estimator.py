@@ -50,7 +50,7 @@ def fitted(kind, *args, **options):
 def test_it_trains_as_skorch_with_its_own_optimizer(fields):
     from skorch import NeuralNetClassifier
 
-    from memlab.training.estimator import StepClassifier
+    from memlab.integrations.estimator import StepClassifier
 
     plain = fitted(NeuralNetClassifier, optimizer=torch.optim.Adam, lr=1e-3, batch_size=64)
     ours = fitted(StepClassifier, StepConfig(batch_size=64, optimizer="adam", **fields))
@@ -67,7 +67,7 @@ def test_it_works_in_a_pipeline_with_cross_validation_and_a_search():
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import FunctionTransformer
 
-    from memlab.training.estimator import StepClassifier
+    from memlab.integrations.estimator import StepClassifier
 
     torch.manual_seed(0)
     net = StepClassifier(Digits, CONFIG, max_epochs=20, verbose=0)
@@ -84,7 +84,7 @@ def test_it_works_in_a_pipeline_with_cross_validation_and_a_search():
 
 
 def test_training_goes_on_and_ranks_are_refused():
-    from memlab.training.estimator import StepClassifier
+    from memlab.integrations.estimator import StepClassifier
 
     net = fitted(StepClassifier, CONFIG, max_epochs=1)
     before = net.step_

@@ -12,18 +12,17 @@ from torch.nn.functional import cross_entropy
 
 import memlab
 from memlab import MemlabError, StepConfig, Workload, explain, measure, predict, workloads
-from memlab._panel.advice import advice_line
-from memlab._panel.readout import lowering
-from memlab.arguments.rank_settings import WITH_TENSOR_PARALLEL
-from memlab.config import Precision, Sharding
+from memlab._panel.outlook import advice_line
+from memlab._panel.pictures import lowering
+from memlab.config import WITH_TENSOR_PARALLEL, Precision, Sharding
 from memlab.devices import cards
-from memlab.devices.card import Card
+from memlab.devices.card_table import Card
 from memlab.devices.cards import Target
-from memlab.explaining.holdings import blocks_pattern, group, repeated_children
-from memlab.predicting.predict import predict_in_process
+from memlab.prediction.predict import predict_in_process
 from memlab.result import Outcome, Source, StepResult, format_percent
+from memlab.search.holdings import blocks_pattern, group, repeated_children
 from memlab.techniques import every
-from memlab.techniques.loss.heads import logits_of
+from memlab.techniques.loss.logits import logits_of
 from memlab.trace import CATEGORIES, PHASES, Category, Holding, Phase, Place, Timeline
 from memlab.workloads.language import Gpt
 from tests.models import blocks, linear
@@ -245,7 +244,7 @@ def test_a_place_that_is_live_in_one_block_alone_keeps_its_number():
 
 @pytest.mark.parametrize("name", ["gpt-small", "resnet-digits", "vit-digits", "lstm-text"])
 def test_blocks_are_those_that_checkpointing_finds(name):
-    from memlab.techniques.recompute.repeated_blocks import find_blocks
+    from memlab.techniques.checkpointing.blocks import find_blocks
 
     model = workloads.get(name).build_model()
     held = [holding(Category.PARAMETERS, path, p.nbytes) for path, p in model.named_parameters()]

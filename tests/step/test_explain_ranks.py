@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from memlab import StepConfig, Workload, explain
-from memlab.arguments.units import MIB
-from memlab.explaining.holdings import CUBLAS
-from memlab.figures.category_names import category_names
+from memlab._util.units import MIB
+from memlab.figures.look import category_names
+from memlab.search.holdings import CUBLAS
 from memlab.trace import Category
 from tests.predictions import predicted
 

@@ -7,8 +7,8 @@ import torch
 
 import memlab
 from memlab import StepConfig
-from memlab.exporting.export import export_script
-from memlab.meters.meter import Meter, record
+from memlab.integrations.export import export_script
+from memlab.memory.meter import Meter, record
 from tests.exported_parts import losses_of, losses_of_step, own_functions
 from tests.models import blocks
 

@@ -9,7 +9,7 @@ import pytest
 import memlab
 from memlab import StepConfig
 from memlab.errors import UnsupportedError
-from memlab.exporting.export import export_script
+from memlab.integrations.export import export_script
 from tests.exported_parts import losses_of, losses_of_step, peak_of
 
 pytest.importorskip("peft", reason="needs memlab[finetune]")

@@ -19,13 +19,13 @@ from torch.nn.functional import cross_entropy
 import memlab
 from memlab import MemlabError, Outcome, StepConfig, Workload
 from memlab.config import LossKernel
-from memlab.recording import stand_in
-from memlab.recording.tracker import Tracker, record_fake
-from memlab.step import build_step, set_seed
 from memlab.techniques.every import check, is_refused
 from memlab.techniques.loss import fused_loss
+from memlab.techniques.step import build_step, set_seed
 from memlab.techniques.technique import Setup, in_words
 from memlab.trace import Phase
+from memlab.tracing import fake_cuda
+from memlab.tracing.tracker import Tracker, record_fake
 from tests import ROOT
 from tests.import_parts import needs_trl
 from tests.loss_parts import FEATURES, GPT, LOSSES, Head, labels_of
@@ -212,7 +212,7 @@ def recorded(kernel, *, is_frozen):
         tracker.mark(0, Phase.BACKWARD, 0)
         loss.backward()
 
-    with stand_in.as_cuda((8, 0)) as device:
+    with fake_cuda.as_cuda((8, 0)) as device:
         tracker = Tracker(device.type)
         recording = record_fake(run, tracker)
     phases = [interval.phase for interval in recording.intervals]

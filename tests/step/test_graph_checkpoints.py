@@ -8,9 +8,12 @@ from torch import fx, nn
 
 from memlab import MemlabError, StepConfig, Workload, measure, predict, verify, workloads
 from memlab.errors import UnsupportedError
-from memlab.graphs.segments import checkpoint_graph, with_checkpoints
-from memlab.graphs.tracing import traced
-from memlab.step import build_step, set_seed
+from memlab.techniques.checkpointing.graph_segments import (
+    checkpoint_graph,
+    traced,
+    with_checkpoints,
+)
+from memlab.techniques.step import build_step, set_seed
 from tests.checkpointing_parts import LateNoise
 from tests.models import blocks
 

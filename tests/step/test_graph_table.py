@@ -11,10 +11,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import memlab
 from memlab import MemlabError, StepConfig, Workload, plots, workloads
 from memlab.devices.cards import Target
-from memlab.graphs.graph_jobs import BY_FX, BY_OPERATORS, graph_in_process
-from memlab.graphs.graph_rows import NodeKind
-from memlab.predicting.predict import predict_in_process
-from memlab.records.targets import target_for
+from memlab.prediction.graph_table import NodeKind
+from memlab.prediction.predict import predict_in_process
+from memlab.prediction.step_graph import BY_FX, BY_OPERATORS, graph_in_process
+from memlab.store.recorded import target_for
 from memlab.trace import PHASES, Phase
 from tests.models import IN, OUT, blocks, linear
 

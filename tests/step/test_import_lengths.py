@@ -7,7 +7,7 @@ import torch
 
 import memlab
 from memlab import MemlabError, StepConfig
-from memlab.importing.imported_lengths import MOST_READ
+from memlab.integrations.transformers_workload import MOST_READ
 from tests.import_parts import needs_trainer, texts, tiny, trainer_of, trl_trainer_of
 
 CARD = "t4"

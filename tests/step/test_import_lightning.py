@@ -7,9 +7,8 @@ import torch
 from torch.nn import functional
 
 import memlab
-from memlab.importing.imported import FieldStatus
-from memlab.importing.reading import UNKNOWN
-from memlab.step import build_step
+from memlab.integrations.reading import UNKNOWN, FieldStatus
+from memlab.techniques.step import build_step
 from tests.import_parts import needs_lightning, worst_error
 
 pytestmark = pytest.mark.slow  # importing lightning takes seconds

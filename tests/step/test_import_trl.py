@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import memlab
-from memlab.importing.imported import FieldStatus
-from memlab.step import build_step
+from memlab.integrations.reading import FieldStatus
+from memlab.techniques.step import build_step
 from tests.import_parts import (
     first_update,
     needs_trainer,

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 import memlab
 from memlab import MemlabError, Outcome, StepConfig, Workload
-from memlab.step import build_step, set_seed
+from memlab.techniques.step import build_step, set_seed
 from memlab.trace import PHASES, Phase
 
 WIDTH = 64

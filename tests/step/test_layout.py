@@ -8,7 +8,7 @@ from torch import nn
 
 from memlab import StepConfig, Workload, measure, predict, verify, workloads
 from memlab.errors import UnsupportedError
-from memlab.step import build_step
+from memlab.techniques.step import build_step
 from tests.models import linear
 
 LAST = StepConfig(batch_size=8, channels_last=True)

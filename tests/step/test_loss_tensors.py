@@ -14,7 +14,7 @@ from torch import nn
 import memlab
 from memlab import StepConfig, Workload
 from memlab.errors import UnsupportedError
-from memlab.step import build_step
+from memlab.techniques.step import build_step
 
 CONFIG = StepConfig(batch_size=8)
 CLASSES = torch.tensor([1.0, 2.0, 3.0, 4.0])

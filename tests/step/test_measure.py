@@ -12,8 +12,8 @@ from torch import nn
 
 from memlab import MemlabError, StepConfig, StepResult, Workload, measure, to_frame, workloads
 from memlab.devices.here import resolve_device
-from memlab.meters import cuda, meter
-from memlab.meters.cuda import Peaks
+from memlab.memory import cuda, meter
+from memlab.memory.cuda import Peaks
 from memlab.running import explain, is_out_of_memory
 from memlab.trace import Phase, Place
 from tests.models import blocks, linear, unseen_count

@@ -12,10 +12,10 @@ from torch import nn
 from benchmarks import meta_init
 from memlab import StepConfig, Workload, measure, predict, verify, workloads
 from memlab.errors import UnsupportedError
-from memlab.meters.meter import Meter, record
-from memlab.step import build_step, set_seed
-from memlab.techniques.building.deferred import noted_build
-from memlab.techniques.building.meta_init import build
+from memlab.memory.meter import Meter, record
+from memlab.techniques.deferred import noted_build
+from memlab.techniques.meta_init import build
+from memlab.techniques.step import build_step, set_seed
 from tests.models import Awkward, linear
 from tests.script_parts import assert_same
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from memlab import StepConfig, Workload, measure
-from memlab.meters.meter import Meter, record
+from memlab.memory.meter import Meter, record
 from memlab.techniques.optimizers.optimizers import states_of
 from memlab.trace import Phase
 from tests.models import IN, OUT, linear

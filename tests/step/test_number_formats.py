@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from memlab import StepConfig, Workload, measure, workloads
 from memlab.devices.cards import resolve
-from memlab.predicting.predict import predict_in_process
+from memlab.prediction.predict import predict_in_process
 from tests.processor import has_bf16_kernels
 
 HALF = torch.bfloat16

@@ -10,13 +10,13 @@ from torch import nn
 
 import memlab
 from memlab import MemlabError, StepConfig, Workload
-from memlab.recording import stand_in
-from memlab.script import script
-from memlab.step import build_step
+from memlab.techniques.checkpointing import checkpointing
 from memlab.techniques.offload import offload, offloading
 from memlab.techniques.offload.offloading import Offloader, offload_state
-from memlab.techniques.recompute import checkpointing
+from memlab.techniques.script import script
+from memlab.techniques.step import build_step
 from memlab.trace import CATEGORIES, PHASES, Timeline
+from memlab.tracing import fake_cuda
 from memlab.workloads.language import Gpt
 from tests.models import blocks
 from tests.offload_parts import DEPTH, SAMPLES, WIDTH, Queue, chain, predicted, tanhs
@@ -155,7 +155,7 @@ def test_on_a_cpu_and_compiled_it_is_refused():
         assert memlab.predict(blocks(), config, device="cpu").outcome == "unsupported"
     compiled = StepConfig(offload_activations=True, compile=True)
     with pytest.raises(MemlabError, match="compile=False"):
-        script(compiled, stand_in.device())
+        script(compiled, fake_cuda.device())
 
 
 @pytest.fixture
@@ -278,7 +278,7 @@ def test_updates_are_the_same_bits(kind):
 
 def test_the_source_is_what_the_step_runs():
     config = StepConfig(offload_activations=True, offload_optimizer=True, loss_chunks=2)
-    text = script(config, stand_in.device())
+    text = script(config, fake_cuda.device())
     assert "memlab." not in text
     scope = {}
     exec(text, scope)

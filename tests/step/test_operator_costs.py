@@ -4,9 +4,9 @@ import pytest
 
 from memlab import StepConfig, workloads
 from memlab.devices.cards import Target, resolve
-from memlab.operators.cost import KnownCosts, OperatorCost
-from memlab.planning.plans import plan_for
-from memlab.worker import isolation
+from memlab.devices.operators import KnownCosts, OperatorCost
+from memlab.prediction.plans import plan_for
+from memlab.runtime import isolation
 
 RUN = functools.partial(isolation.run, timeout_seconds=120)
 GPT = workloads.get("gpt-small", num_layers=2, hidden_size=32, num_heads=2, sequence_length=16)

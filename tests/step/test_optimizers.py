@@ -11,10 +11,10 @@ from torch.utils.checkpoint import checkpoint
 from memlab import StepConfig, Workload, measure, verify
 from memlab.devices.cards import resolve
 from memlab.errors import UnsupportedError
-from memlab.predicting.predict import predict_in_process
-from memlab.step import build_step, set_seed
+from memlab.prediction.predict import predict_in_process
 from memlab.techniques.optimizers import optimizers
 from memlab.techniques.optimizers.optimizer_in_backward import InBackward
+from memlab.techniques.step import build_step, set_seed
 from memlab.trace import CATEGORIES, PHASES, Category, Phase
 from tests.models import IN, OUT, blocks, linear
 from tests.predictions import WIDTH, predicted, wide

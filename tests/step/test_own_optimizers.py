@@ -21,12 +21,12 @@ from memlab import (
     verify,
 )
 from memlab.errors import ConfigError, UnsupportedError, WorkloadError
-from memlab.exporting.export import export_script
-from memlab.step import build_step, set_seed
+from memlab.integrations.export import export_script
 from memlab.store.identity import setting_key, workload_key
 from memlab.techniques import every
-from memlab.techniques.optimizers.lion import Lion
-from memlab.techniques.optimizers.several import Several
+from memlab.techniques.optimizers.optimizers import Lion
+from memlab.techniques.optimizers.own import Several
+from memlab.techniques.step import build_step, set_seed
 from tests.models import blocks
 from tests.predictions import FEW_BYTES, predicted
 

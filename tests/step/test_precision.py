@@ -11,9 +11,9 @@ from torch import nn
 from memlab import StepConfig, Workload, measure
 from memlab.config import Precision
 from memlab.errors import UnsupportedError
-from memlab.step import build_step, set_seed
 from memlab.techniques import every, precision
-from memlab.techniques.optimizers.stochastic_rounding import round_at_random
+from memlab.techniques.optimizers.weight_formats import round_at_random
+from memlab.techniques.step import build_step, set_seed
 from tests.models import linear
 from tests.predictions import predicted
 

@@ -9,10 +9,10 @@ import torch
 
 import memlab
 from memlab import Outcome, StepConfig, Workload
-from memlab.arguments.units import GIB
+from memlab._util.units import GIB
 from memlab.devices import cards
 from memlab.errors import DeviceError
-from memlab.predicting.predict import predict_in_process
+from memlab.prediction.predict import predict_in_process
 from tests.models import blocks, ignored_labels, linear
 from tests.predictions import error_of
 

@@ -9,11 +9,11 @@ from torch import nn
 
 import memlab
 from memlab import SampleSize, StepConfig, Workload, plots
-from memlab.allocator.replay import AllocatorSettings, replay
 from memlab.api import predict_with_forecast
 from memlab.errors import ConfigError, UnsupportedError, WorkloadError
-from memlab.lengths.curve import forecast_of, runs_same
-from memlab.lengths.predict import predict_lengths
+from memlab.memory.replay import AllocatorSettings, replay
+from memlab.search.length_curve import forecast_of, runs_same
+from memlab.search.lengths import predict_lengths
 from tests.figure_parts import texts_of
 from tests.models import linear
 
@@ -103,7 +103,7 @@ def test_without_a_batch_that_fits_nothing_is_cut(found):
 
 def test_other_samples_need_no_recording(found, monkeypatch):
     monkeypatch.setattr(
-        "memlab.lengths.predict.predict_with_forecast", lambda *a, **k: pytest.fail("asked")
+        "memlab.search.lengths.predict_with_forecast", lambda *a, **k: pytest.fail("asked")
     )
     told = found.over(np.random.default_rng(0).integers(20, 500, 1000))
     assert len(told.data) == 1000

@@ -6,7 +6,7 @@ from torch import nn
 
 from memlab import Outcome, StepConfig, Workload
 from memlab.devices.here import available_memory_bytes
-from memlab.recording import fake_workload
+from memlab.tracing import fake_workload
 from tests.predictions import predicted
 
 WIDE, DEEP = 2**15, 64  # matrices of 4 GiB, and how many of them

@@ -14,17 +14,17 @@ from torch import nn
 
 import memlab
 from memlab import MemlabError, StepConfig, Workload, largest_batch
+from memlab._util.units import MIB
 from memlab.api import predict_with_forecast
-from memlab.arguments.units import MIB
-from memlab.recommending import confirming, known, largest
-from memlab.recommending import search as searching
-from memlab.recommending.alternatives import alternatives_of
-from memlab.recommending.one_step import SAME_TIME
-from memlab.recommending.space import BUDGETS, space_of
 from memlab.result import Outcome, Source, StepResult
+from memlab.runtime import isolation
+from memlab.search import goal, search
+from memlab.search import largest_batch as largest
+from memlab.search import recommend as confirming
+from memlab.search.alternatives import BUDGETS, alternatives_of, space_of
+from memlab.search.search import SAME_TIME
 from memlab.techniques.every import EVERY
 from memlab.techniques.technique import Keeps
-from memlab.worker import isolation
 from tests.models import IN, blocks, linear
 from tests.verify_parts import alike
 
@@ -137,9 +137,9 @@ def test_something_that_fits_is_found_before_all_else_is_tried(plain, monkeypatc
         recorded.append(found.result)
         return found
 
-    monkeypatch.setattr(known, "predict_with_forecast", predicted)
+    monkeypatch.setattr(goal, "predict_with_forecast", predicted)
     limit = int(plain.peak_reserved_bytes * 0.4)
-    monkeypatch.setattr(known, "_known", known.OrderedDict())
+    monkeypatch.setattr(goal, "_known", goal.OrderedDict())
     ranked = recommend(wide(), limit, BATCH, CARD)
     fitting = [result.against_limit(limit).fit == "fits" for result in recorded]
     assert any(fitting[:3])
@@ -233,7 +233,7 @@ def test_a_wrong_argument_is_an_error(options, said):
 
 
 def test_a_limit_is_needed_where_the_device_has_no_known_memory(monkeypatch):
-    monkeypatch.setattr("memlab.records.where.capacity", lambda device: None)
+    monkeypatch.setattr("memlab.store.recorded.capacity", lambda device: None)
     with pytest.raises(MemlabError, match="memory_limit=None needs a device"):
         recommend(linear(), device="cpu")
 
@@ -256,7 +256,7 @@ def test_the_best_of_each_number_format_is_found_though_others_seem_faster(monke
 
     monkeypatch.setattr(confirming, "measure", measure)
     monkeypatch.setattr(confirming, "may_be_faster", lambda result, other: True)
-    monkeypatch.setattr(searching, "may_be_faster", lambda result, other: True)
+    monkeypatch.setattr(search, "may_be_faster", lambda result, other: True)
     ranked = recommend(wide(), "1GiB", BATCH, "cpu", allow=["precision"], top=1, confirm=2)
     assert (len(ranked), ranked.num_measured) == (1, 2)
     assert len(set(measured)) == 2
@@ -413,14 +413,14 @@ def test_a_choice_of_settings_is_yielded_once():
 def predictions(monkeypatch):
     """Return the configs that are predicted while a test runs; nothing is known before."""
     asked = []
-    predict = known.predict_with_forecast
+    predict = goal.predict_with_forecast
 
     def predicted(workload, config, *args, **options):
         asked.append(config)
         return predict(workload, config, *args, **options)
 
-    monkeypatch.setattr(known, "predict_with_forecast", predicted)
-    known._known.clear()
+    monkeypatch.setattr(goal, "predict_with_forecast", predicted)
+    goal._known.clear()
     return asked
 
 

@@ -10,7 +10,7 @@ from torch import nn
 import memlab
 from memlab import MemlabError, StepConfig, Workload, WorkloadChoices
 from memlab.errors import WorkloadError
-from memlab.recommending import known
+from memlab.search import goal
 
 recommend = partial(memlab.recommend, patience=3600)  # on a busy machine too
 
@@ -50,14 +50,14 @@ def net(*, frozen: bool = False, width: int = 64, half: bool = False) -> Workloa
 @pytest.fixture
 def predictions(monkeypatch):
     """Return the workload and config of each prediction that a search makes."""
-    made, predict = [], known.predict_with_forecast
+    made, predict = [], goal.predict_with_forecast
 
     def predicted(workload, config, *args, **options):
         made.append((workload.name, config))
         return predict(workload, config, *args, **options)
 
-    monkeypatch.setattr(known, "predict_with_forecast", predicted)
-    known._known.clear()
+    monkeypatch.setattr(goal, "predict_with_forecast", predicted)
+    goal._known.clear()
     return made
 
 
@@ -105,7 +105,7 @@ def test_a_reason_says_the_bytes_and_the_time_of_each_choice():
     for what, more in said.items():
         (reason,) = [reason for reason in both.reasons if reason.startswith(what)]
         sign = "-" if more < 0 else "+"
-        assert f"({sign}{memlab.arguments.units.format_bytes(abs(more))} reserved)" in reason
+        assert f"({sign}{memlab._util.units.format_bytes(abs(more))} reserved)" in reason
         assert "what is trained differs" in reason
     plain = next(one for one in ranked if one.chosen == {"frozen": False, "width": 64})
     assert "the others are compared with this" in plain.reasons[0]

@@ -9,7 +9,7 @@ from torch import nn
 from memlab import StepConfig, Workload
 from memlab.devices.cards import resolve
 from memlab.running import Progress
-from memlab.worker import isolation
+from memlab.runtime import isolation
 
 RUN = functools.partial(isolation.run, timeout_seconds=120)
 ASKED = ["predict", "plan", "operators"]

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from memlab import Outcome, StepConfig, Workload, workloads
-from memlab.costs.measured_runs import stamp_of
+from memlab.cost_model.measured_runs import stamp_of
 from memlab.devices.cards import Target, resolve
-from memlab.operators.cost import KnownCosts
-from memlab.sending import same_step
-from memlab.sending.same_step import recall, remember, step_of
+from memlab.devices.operators import KnownCosts
+from memlab.runtime import same_step
+from memlab.runtime.same_step import recall, remember, step_of
 from tests.panel_parts import make_result
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ from torch import nn
 
 from memlab import StepConfig, Workload, measure
 from memlab.devices.cards import resolve
-from memlab.predicting.predict import predict_in_process
+from memlab.prediction.predict import predict_in_process
 from memlab.trace import PHASES, Phase
 
 FORMULAS = {

@@ -12,12 +12,11 @@ from torch.distributed.checkpoint.planner import SavePlan
 from benchmarks import saving_peak
 from memlab import StepConfig, predict, training_step
 from memlab.devices.cards import Target
-from memlab.predicting.interpolation import interpolated
-from memlab.predicting.predict import predict_in_process
-from memlab.saving import messages
-from memlab.saving.contents import SavedTensor, saved_tensors
-from memlab.saving.peak import added_by_saving
-from memlab.step import build_step
+from memlab.prediction.interpolation import interpolated
+from memlab.prediction.predict import predict_in_process
+from memlab.techniques import saving
+from memlab.techniques.saving import SavedTensor, added_by_saving, saved_tensors
+from memlab.techniques.step import build_step
 from tests.models import IN, OUT, blocks, linear
 
 RANDOM = torch.get_rng_state().nbytes
@@ -111,7 +110,7 @@ def test_rank_0_holds_the_lists_of_all_ranks():
 
 def plans_of(tensors, num_ranks):
     """The lists that ranks would give, all of whole tensors."""
-    lines = messages._plan(tensors).items[:-1]
+    lines = saving._plan(tensors).items[:-1]
     return [SavePlan(lines) for _ in range(num_ranks)]
 
 
@@ -121,14 +120,14 @@ def test_copies_are_shared_out_as_pytorch_does(num_ranks):
     tensors = [saved(f"w{i}", (n, 4), num_ranks) for i, n in enumerate(sizes)]
     planner = DefaultSavePlanner(flatten_state_dict=False)
     shares, _ = planner.create_global_plan(plans_of(tensors, num_ranks))
-    longest = messages.most_written(tensors, num_ranks, len)
+    longest = saving.most_written(tensors, num_ranks, len)
     assert len(longest) == max(len(plan.items) for plan in shares)
     by_name = {tensor.name: tensor.nbytes for tensor in tensors}
 
     def bytes_of(found):
         return sum(tensor.nbytes for tensor in found)
 
-    heaviest = messages.most_written(tensors, num_ranks, bytes_of)
+    heaviest = saving.most_written(tensors, num_ranks, bytes_of)
     written = [sum(by_name[line.index.fqn] for line in plan.items) for plan in shares]
     assert bytes_of(heaviest) == max(written)
 
@@ -137,7 +136,7 @@ def test_the_lists_are_as_large_as_those_of_pytorch(tmp_path):
     config = StepConfig(batch_size=4)
     step = build_step(blocks(), config, "cpu")
     step()
-    found = messages.sizes_of_messages(saved_tensors(step), 1)
+    found = saving.sizes_of_messages(saved_tensors(step), 1)
     training = training_step(blocks(), config, "cpu")
     training(training._step.workload.make_batch(4))
     written = training.save(tmp_path) / ".metadata"
@@ -147,8 +146,8 @@ def test_the_lists_are_as_large_as_those_of_pytorch(tmp_path):
     planner = DefaultSavePlanner()
     planner.set_up_planner({f"weight {n}": p for n, p in step.model.named_parameters()})
     weights = [each for each in saved_tensors(step) if each.name.startswith("weight ")]
-    line = MetadataIndex(messages.PROGRESS)
-    own = messages._plan(weights)
+    line = MetadataIndex(saving.PROGRESS)
+    own = saving._plan(weights)
     own = dataclasses.replace(own, items=[item for item in own.items if item.index != line])
     assert len(pickle.dumps(own)) == pytest.approx(
         len(pickle.dumps(planner.create_local_plan())), rel=0.03

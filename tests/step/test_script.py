@@ -10,13 +10,15 @@ from torch import nn
 
 from memlab import StepConfig, Workload
 from memlab.errors import UnsupportedError
-from memlab.plan import Plan, Region
-from memlab.script import script
-from memlab.techniques import precision
-from memlab.techniques.building import deferred
-from memlab.techniques.compiling.compilation import forget
-from memlab.techniques.loss import heads, lazy_logits
-from memlab.techniques.source import whole
+from memlab.techniques import deferred, precision
+from memlab.techniques.compilation import forget
+from memlab.techniques.deferred import build_on_meta
+from memlab.techniques.loss.logits import ChunkedHead, find_head
+from memlab.techniques.offload.offloading import is_large
+from memlab.techniques.precision import can_be_fp8
+from memlab.techniques.script import script
+from memlab.techniques.source import inlined
+from memlab.techniques.technique import Plan, Region
 from tests.checkpointing_parts import LATE, make_workload
 from tests.models import blocks
 from tests.script_parts import CPU, assert_same, by_script, by_step
@@ -161,19 +163,32 @@ def test_a_policy_function_cannot_be_written_down():
         script(config, CPU)
 
 
-def test_a_script_holds_a_file_of_memlab_as_it_stands():
-    (text,) = whole(deferred).functions
-    assert inspect.getsource(deferred).endswith(f"\n\n{text}\n")
-    assert text.startswith("RANDOM = ")
-    assert "from torch.utils import _pytree as pytree" in whole(deferred).imports
+def test_a_script_holds_definitions_of_memlab_as_they_stand_after_what_they_use():
+    found = inlined(build_on_meta)
+    texts = "\n".join(found.functions)
+    for definition in (build_on_meta, deferred.Notes, deferred.TensorPlace, deferred.fill):
+        assert inspect.getsource(definition).strip() in texts
+    assert texts.startswith("RANDOM = ")
+    assert texts.index("class OneMode") < texts.index("def build_on_meta")
+    assert "from torch.utils import _pytree as pytree" in found.imports
 
 
-def test_a_script_defines_the_errors_that_its_files_raise_once():
-    error, *files = whole(lazy_logits, heads).functions
+def test_what_is_not_called_stays_out_of_a_script():
+    (text,) = inlined(can_be_fp8).functions
+    assert text == inspect.getsource(can_be_fp8).strip()
+
+
+def test_a_constant_keeps_its_comments_and_stands_beside_its_neighbours():
+    constants, *_ = inlined(is_large).functions
+    assert constants.startswith("SMALLEST_BYTES = 1 << 18  # 256 KiB takes")
+
+
+def test_a_script_defines_the_errors_that_it_raises_once():
+    error, *others = inlined(find_head, ChunkedHead).functions
     assert error == "class UnsupportedError(ValueError):\n    pass"
-    assert len(files) == 2
+    assert not any("class UnsupportedError" in text for text in others)
 
 
-def test_a_file_that_needs_memlab_is_in_no_script():
+def test_what_needs_memlab_is_in_no_script():
     with pytest.raises(AssertionError, match=r"from memlab\.config import"):
-        whole(precision)
+        inlined(precision.source)

@@ -4,8 +4,8 @@ import pytest
 
 import memlab
 from memlab import Outcome, StepConfig
-from memlab.arguments.units import MIB
-from memlab.script import script
+from memlab._util.units import MIB
+from memlab.techniques.script import script
 
 
 @pytest.mark.slow

@@ -9,9 +9,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits as cross_entrop
 
 from memlab import StepConfig, Workload, measure, verify
 from memlab.errors import UnsupportedError, WorkloadError
-from memlab.exporting.export import export_script
-from memlab.step import build_step, set_seed
-from memlab.verifying.updates import run_updates
+from memlab.integrations.export import export_script
+from memlab.runtime.updates import run_updates
+from memlab.techniques.step import build_step, set_seed
 from tests.predictions import FEW_BYTES, predicted
 
 NOISE, WIDTH = 4, 32

@@ -10,17 +10,17 @@ from torch import nn
 
 from benchmarks.ranks import Ranks
 from memlab import StepConfig, predict, workloads
-from memlab.arguments.units import parse_bytes
+from memlab._util.torch_private.ranks import group_of_none
+from memlab._util.units import parse_bytes
 from memlab.errors import UnsupportedError
-from memlab.meters.lifetimes import build_peak_bytes
-from memlab.meters.meter import Meter, record
-from memlab.step import set_seed
-from memlab.techniques.building import meta_init
-from memlab.techniques.building.deferred import noted_build
-from memlab.techniques.building.one_at_a_time import replay_one_at_a_time
+from memlab.memory.lifetimes import build_peak_bytes
+from memlab.memory.meter import Meter, record
+from memlab.techniques import meta_init
+from memlab.techniques.deferred import noted_build
+from memlab.techniques.meta_init import replay_one_at_a_time
 from memlab.techniques.sharding import fully_sharded
 from memlab.techniques.sharding.ranks import local
-from memlab.torch_private.ranks import group_of_none
+from memlab.techniques.step import set_seed
 from memlab.trace import Phase
 from tests.models import Awkward, blocks
 from tests.rank_parts import WIDTH as RANK_WIDTH

@@ -10,20 +10,20 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memlab import StepConfig, StepResult, Workload
-from memlab.allocator.replay import replay
-from memlab.arguments.units import MIB
-from memlab.costs.cuda_kernels import effects
-from memlab.costs.overlap import seconds_of_streams
-from memlab.costs.recorded_step import Failure, RecordedStep, from_recorded_step
+from memlab._util.torch_private.ranks import group_of_none
+from memlab._util.units import MIB
+from memlab.cost_model.cuda_kernels import effects
+from memlab.cost_model.overlap import seconds_of_streams
+from memlab.cost_model.recorded_step import Failure, RecordedStep, from_recorded_step
 from memlab.devices import cards
-from memlab.devices.card import CUBLAS_WORKSPACE_BYTES
-from memlab.operators.signatures import TensorSpec
-from memlab.predicting.predict import Prediction, predict_in_process
-from memlab.recording.recording import Operator, Recording
+from memlab.devices.card_table import CUBLAS_WORKSPACE_BYTES
+from memlab.devices.operators import TensorSpec
+from memlab.memory.replay import replay
+from memlab.prediction.predict import Prediction, predict_in_process
 from memlab.techniques import every
 from memlab.techniques.technique import Setup
-from memlab.torch_private.ranks import group_of_none
 from memlab.trace import Category, Phase
+from memlab.tracing.recording import Operator, Recording
 from tests.models import blocks
 
 WIDTH, SAMPLES = 1024, 16

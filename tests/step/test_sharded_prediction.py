@@ -11,8 +11,8 @@ from benchmarks.ranks import Ranks
 from benchmarks.sharding import compared, in_ranks, simulated
 from memlab import StepConfig, StepResult
 from memlab.devices.cards import Target
-from memlab.measuring.measure import MOST_UNSEEN_BYTES
-from memlab.predicting.predict import predict_in_process
+from memlab.prediction.predict import predict_in_process
+from memlab.runtime.measure import MOST_UNSEEN_BYTES
 from tests.models import blocks, half_used
 from tests.tensor_parts import HIDDEN, IN, OUT, TOKENS, WIDTH, decoder, gated, looked_up, mlp
 

@@ -11,10 +11,10 @@ from torch.nn.functional import cross_entropy, linear
 import memlab
 from memlab import StepConfig, Workload
 from memlab.errors import ConfigError, UnsupportedError
-from memlab.step import build_step
-from memlab.techniques.building import meta_init
-from memlab.techniques.optimizers.stochastic_rounding import round_at_random
-from memlab.techniques.recompute import checkpointing
+from memlab.techniques import meta_init
+from memlab.techniques.checkpointing import checkpointing
+from memlab.techniques.optimizers.weight_formats import round_at_random
+from memlab.techniques.step import build_step
 from tests.models import blocks
 
 SIZE = 8

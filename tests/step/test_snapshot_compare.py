@@ -8,8 +8,8 @@ from torch import nn
 
 import memlab
 from memlab import StepConfig, Workload
-from memlab.arguments.units import MIB
-from memlab.snapshots.comparison import Difference
+from memlab._util.units import MIB
+from memlab.integrations.snapshot_comparison import Difference
 from memlab.trace import Phase
 from tests.comparison_parts import Event, events_of, repeated, snapshot_of
 from tests.snapshot_parts import dump

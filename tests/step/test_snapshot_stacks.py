@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import memlab
-from memlab.snapshots.columns import Frame
-from memlab.snapshots.phases import RunPhase, phase_of
+from memlab.integrations.snapshot_blocks import RunPhase, phase_of
+from memlab.integrations.snapshot_file import Frame
 from tests.snapshot_parts import dump
 
 WIDTH, BATCH = 256, 64

@@ -9,7 +9,7 @@ from torch import nn
 
 from memlab import MemlabError, StepConfig, Workload
 from memlab.errors import UnsupportedError
-from memlab.step import build_step, set_seed
+from memlab.techniques.step import build_step, set_seed
 from memlab.trace import Phase
 from tests.models import blocks, ignored_labels, linear, run_gradients
 

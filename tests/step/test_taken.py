@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from memlab import StepConfig, Workload
-from memlab.allocator.replay import AllocatorSettings, least_limit, replay, serves
-from memlab.arguments.units import MIB
+from memlab._util.units import MIB
 from memlab.devices import cards
-from memlab.limits.judgement import CountedPeak, Judgement
-from memlab.predicting.memory_widths import width_of
-from memlab.predicting.predict import Prediction, predict_in_process
+from memlab.memory.replay import AllocatorSettings, least_limit, replay, serves
+from memlab.prediction.memory_widths import width_of
+from memlab.prediction.predict import Prediction, predict_in_process
+from memlab.result import CountedPeak, Judgement
 from tests.models import blocks
 
 CARD = cards.find("rtx-3060")

@@ -7,11 +7,10 @@ from torch import nn
 from memlab import StepConfig, Workload, measure, verify
 from memlab.config import CompileMode
 from memlab.errors import UnsupportedError
-from memlab.step import build_step, set_seed
-from memlab.techniques import every
+from memlab.techniques import compilation, every
 from memlab.techniques.accumulation import random_modules, sample_mixing_modules
-from memlab.techniques.compiling import compilation
-from memlab.techniques.recompute.repeated_blocks import find_blocks
+from memlab.techniques.checkpointing.blocks import find_blocks
+from memlab.techniques.step import build_step, set_seed
 from memlab.trace import CATEGORIES, Category
 from tests.models import blocks, linear, run_gradients
 

@@ -10,8 +10,8 @@ from torch import nn
 
 import memlab
 from memlab import MemlabError, StepConfig, Workload, training_step
-from memlab.saving import checkpoints
-from memlab.step import build_step, set_seed
+from memlab.techniques import checkpoints
+from memlab.techniques.step import build_step, set_seed
 from tests.models import blocks, linear
 from tests.rank_parts import faulty
 from tests.rank_training import batches
@@ -121,6 +121,6 @@ def test_ranks_draw_other_numbers_once_the_model_is_built(monkeypatch):
         sharded=object(), set_seed=found.append, model=None, optimizer=None, config=None,
         device=None,
     )  # fmt: skip
-    monkeypatch.setattr("memlab.training.training_step.build_step", lambda *_, **__: built)
+    monkeypatch.setattr("memlab.integrations.training_step.build_step", lambda *_, **__: built)
     training_step(linear(), StepConfig(batch_size=4), "cpu", seed=7)
     assert found == [7]  # of a step, to which the part of the rank is added

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from memlab import Workload
-from memlab.verifying import full_batch
+from memlab.runtime import verify
 from tests.models import blocks, unseen_count
 from tests.verify_parts import check
 
@@ -129,7 +129,7 @@ def of_nearly_zero(loss=lambda out: out.square().mean(), **fields):
 
 
 def test_gradients_that_are_rounding_are_judged_in_fp64(monkeypatch):
-    monkeypatch.setattr(full_batch, "TOLERANCE", 0.0)  # or the floor hides them at random
+    monkeypatch.setattr(verify, "TOLERANCE", 0.0)  # or the floor hides them at random
     report = check(of_nearly_zero(), accumulation_steps=4)
     assert report.same_as_full_batch == "yes"
     assert "vanishes in fp64" in report.why
@@ -166,7 +166,7 @@ def test_a_model_that_knows_one_format_alone_is_not_guessed_about(monkeypatch, s
             scale if len(out) == 8 else 1.0
         )
 
-    monkeypatch.setattr(full_batch, "TOLERANCE", 0.0)
+    monkeypatch.setattr(verify, "TOLERANCE", 0.0)
     report = check(of_nearly_zero(loss), accumulation_steps=4)
     assert report.same_as_full_batch == verdict
     assert ("Only fp64 would show" in report.why) is (verdict == "unknown")

@@ -11,23 +11,22 @@ import torch
 from torch import nn
 
 from memlab import Evaluation, Generation, MemlabError, StepConfig, TrainingRun, Workload, workloads
-from memlab.allocator.replay import AllocatorSettings
-from memlab.arguments.units import format_bytes
+from memlab._util.units import format_bytes
+from memlab.api import measure_run, predict_run
 from memlab.devices.cards import Target, card
-from memlab.meters.meter import Meter, record
-from memlab.predicting.predict import notes_of_recording, predict_in_process
-from memlab.recording.recording import Recording
+from memlab.memory.meter import Meter, record
+from memlab.memory.replay import AllocatorSettings
+from memlab.prediction import predict_run as recorded_run
+from memlab.prediction import predict_run as repeats
+from memlab.prediction.asked_run import AskedRun
+from memlab.prediction.predict import notes_of_recording, predict_in_process
+from memlab.prediction.predict_run import predict_run_in_process
+from memlab.prediction.run_stages import ReplayedRun, evaluate, generate
 from memlab.result import Source
-from memlab.stages import recorded_run, repeats
-from memlab.stages.asked_run import AskedRun
-from memlab.stages.evaluating import evaluate
-from memlab.stages.generating import generate
-from memlab.stages.judging_run import ReplayedRun
-from memlab.stages.measuring_run import measure_run_in_process
-from memlab.stages.predicting_run import predict_run_in_process
-from memlab.step import build_step
+from memlab.runtime.measure_run import measure_run_in_process
+from memlab.techniques.step import build_step
 from memlab.trace import Phase
-from memlab.whole_runs.calls import measure_run, predict_run
+from memlab.tracing.recording import Recording
 from tests.models import linear
 
 CPU = Target(kind="cpu", card=None, name="cpu")

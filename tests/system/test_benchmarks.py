@@ -27,7 +27,7 @@ from benchmarks import (
     waiting,
 )
 from memlab import Outcome, StepConfig, StepResult, measure
-from memlab.step import build_step, set_seed
+from memlab.techniques.step import build_step, set_seed
 from tests.models import IN, OUT, blocks, linear
 
 BENCHMARKS = Path(report.__file__).parent

@@ -7,13 +7,12 @@ from functools import lru_cache
 
 import pytest
 
-from memlab.sending import by_value
-from memlab.worker import isolation
+from memlab.runtime import isolation, sending
 from tests import ROOT
 
 SCRIPT = """
 import functools, sys
-from memlab.sending.by_value import dumps
+from memlab.runtime.sending import dumps
 
 @functools.lru_cache(maxsize=4, typed=True)
 def table(n):
@@ -71,15 +70,15 @@ def of_a_module(n):
     return n
 
 
-@pytest.mark.parametrize("function", [of_a_module, by_value.pickler])
+@pytest.mark.parametrize("function", [of_a_module, sending.pickler])
 def test_what_another_process_can_import_is_sent_by_its_name(function):
-    assert len(by_value.dumps(function)) < 100
-    assert pickle.loads(by_value.dumps(function)) is function
+    assert len(sending.dumps(function)) < 100
+    assert pickle.loads(sending.dumps(function)) is function
 
 
 def test_a_function_that_its_name_does_not_find_is_sent_by_value():
-    assert by_value._is_found_by_name(of_a_module)
-    assert not by_value._is_found_by_name(lru_cache(of_a_module.__wrapped__))
+    assert sending._is_found_by_name(of_a_module)
+    assert not sending._is_found_by_name(lru_cache(of_a_module.__wrapped__))
 
 
 def test_what_can_only_be_sent_by_its_name_is_told_with_a_remedy():

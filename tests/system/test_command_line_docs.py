@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from memlab.changes.judging import MEMORY_TOLERANCE, TIME_TOLERANCE
-from memlab.commands.group import memlab as group
+from memlab.cli.group import memlab as group
+from memlab.store.compare import MEMORY_TOLERANCE, TIME_TOLERANCE
 from tests import ROOT
 
 PAGE = (ROOT / "docs" / "command_line.md").read_text()

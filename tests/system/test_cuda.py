@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from memlab import StepConfig, measure, verify, workloads
-from memlab.meters import cuda
+from memlab.memory import cuda
 from tests.models import IN, OUT, linear
 
 pytestmark = pytest.mark.gpu

@@ -7,15 +7,14 @@ import torch
 
 import memlab
 from memlab import StepConfig, measure, workloads
-from memlab.arguments.units import GIB, KIB
-from memlab.doctor import command, machine
-from memlab.doctor.keeping import RecordKeeper
-from memlab.records import recorded, targets
-from memlab.records.recorded import read_record
-from memlab.records.records import Kind
+from memlab._util.units import GIB, KIB
+from memlab.cli import device_visit, doctor, machine
+from memlab.cli.device_visit import Case
+from memlab.cli.doctor import RecordKeeper
+from memlab.store import recorded
+from memlab.store.recorded import read_record
+from memlab.store.records import Kind
 from memlab.techniques.offload import offloading
-from memlab.visits import driver
-from memlab.visits.case import Case
 from tests.replayed_cuda import Event, ReplayedCuda, Stream, replayed
 
 TINY = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "sequence_length": 8}
@@ -31,24 +30,24 @@ def transformer(batch_size, **fields):
 def test_doctor_from_start_to_end_on_a_replayed_card(monkeypatch, tmp_path, capsys):
     """One setting is out of memory, since other programs take the card meanwhile."""
     cuda = ReplayedCuda(others_bytes=2 * GIB)
-    show = command.ProgressLine.__call__
+    show = doctor.ProgressLine.__call__
 
     def taken(self, text):
         is_last = text.startswith("measuring") and text.endswith("batch_size=3")
         cuda.others_bytes = cuda.total_bytes - 200 * KIB if is_last else 2 * GIB
         show(self, text)
 
-    monkeypatch.setattr(command.ProgressLine, "__call__", taken)
+    monkeypatch.setattr(doctor.ProgressLine, "__call__", taken)
     path = recorded.own_folder() / "replayed.jsonl"
     wanted = [transformer(4), transformer(4, group="again"), transformer(3), transformer(2)]
     with replayed(monkeypatch, cuda):
         device = machine.device_here("RTX 4090")
-        status = command.examine(
+        status = doctor.examine(
             device, RecordKeeper(path), path.parent, seconds=600, wanted=wanted, configs=CONFIGS,
             isolate=False,
         )  # fmt: skip
         try:
-            known = targets.target_for("cuda", StepConfig())
+            known = recorded.target_for("cuda", StepConfig())
             found = memlab.predict(_workload(), StepConfig(batch_size=4), "cuda")
         finally:
             path.rename(tmp_path / path.name)
@@ -124,9 +123,9 @@ def test_a_card_that_an_error_has_broken_is_noticed(monkeypatch):
     cuda = ReplayedCuda()
     with replayed(monkeypatch, cuda):
         device = torch.device("cuda", 0)
-        assert not driver.is_broken(device)
+        assert not device_visit.is_broken(device)
         cuda.broken = RuntimeError("CUDA error: device-side assert triggered")
-        assert driver.is_broken(device)
+        assert device_visit.is_broken(device)
         assert "does not answer (CUDA error: device-side" in machine.room_on(device).why_not
 
 
@@ -162,7 +161,7 @@ def test_doctor_on_this_cpu_over_two_settings(tmp_path, capsys):
     plain = {"the plain step": StepConfig(batch_size=4)}
     wanted = [transformer(4), transformer(2)]
     device = torch.device("cpu")
-    status = command.examine(
+    status = doctor.examine(
         device, RecordKeeper(path), tmp_path, seconds=600, wanted=wanted, configs=plain
     )
     assert status == 0
@@ -171,6 +170,6 @@ def test_doctor_on_this_cpu_over_two_settings(tmp_path, capsys):
     assert "allocated         2           0 %" in said
     record = read_record(path)
     assert [str(run.result.outcome) for run in record.runs] == ["ok", "ok"]
-    costs = targets.target_of(record, tf32=False).costs
+    costs = recorded.target_of(record, tf32=False).costs
     assert len(costs.operators) > 20
     assert set(costs.overheads) == {"forward", "backward", "optimizer"}

@@ -10,8 +10,8 @@ import torch
 import memlab
 from memlab import StepConfig
 from memlab.errors import UnsupportedError
-from memlab.exporting.export import export_script
-from memlab.step import build_step
+from memlab.integrations.export import export_script
+from memlab.techniques.step import build_step
 from tests.exported_rank_parts import NUM_STEPS, of_files, of_steps
 from tests.tensor_parts import decoder, mixing, mlp, shared, used_outside
 
@@ -156,7 +156,7 @@ def test_a_library_that_divides_no_layers_is_refused_by_name(flavor, fields):
 
 def test_a_script_of_settings_alone_is_refused_with_a_remedy():
     with pytest.raises(UnsupportedError, match=r"depends on the model; use memlab.export_script"):
-        memlab.script.script(StepConfig(sharding="tensor", world_size=2), "cpu")
+        memlab.techniques.script.script(StepConfig(sharding="tensor", world_size=2), "cpu")
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from torch import nn
 
 import memlab
 from memlab import StepConfig
-from memlab.exporting.export import export_script
+from memlab.integrations.export import export_script
 from tests.exported_parts import losses_of, losses_of_step, peak_of
 from tests.models import blocks
 

@@ -9,7 +9,7 @@ import torch
 import memlab
 from memlab import StepConfig
 from memlab.errors import UnsupportedError
-from memlab.exporting.export import export_script
+from memlab.integrations.export import export_script
 from tests.exported_parts import own_functions
 from tests.exported_rank_parts import NUM_STEPS, in_ranks, losses_in, of_files, of_steps
 

@@ -16,14 +16,13 @@ import torch
 from benchmarks.gpu_suite import __main__ as suite
 from benchmarks.gpu_suite import card, cases, tasks, visit
 from memlab import Outcome, StepConfig
-from memlab.arguments.units import GIB
+from memlab._util.units import GIB
+from memlab.cli import device_visit
 from memlab.devices.cards import resolve
+from memlab.devices.operators import signature_of
 from memlab.errors import WorkloadError
-from memlab.operators.signatures import signature_of
-from memlab.records.recorded import read_record
-from memlab.records.records import Kind, read_lines
-from memlab.visits import bench, driver, operator_times
-from memlab.visits import lines as lines_of
+from memlab.store.recorded import read_record
+from memlab.store.records import Kind, read_lines
 from memlab.workloads.language import Gpt
 from tests import ROOT
 from tests.suite_parts import TINY, tiny
@@ -36,7 +35,7 @@ def visited(monkeypatch, folder, wanted, minutes=10.0):
     monkeypatch.setenv("MEMLAB_CACHE", str(folder / "unused"))  # which the suite replaces
     monkeypatch.setattr(cases, "small", lambda: wanted)
     monkeypatch.setattr(suite, "BEGUN", time.monotonic())
-    monkeypatch.setitem(bench.REPEATS, "cpu", 1)
+    monkeypatch.setitem(device_visit.REPEATS, "cpu", 1)
     return suite.main(
         ["--out", str(folder), "--device", "cpu", "--small", "--minutes", str(minutes)]
     )
@@ -129,13 +128,13 @@ def test_a_damaged_record_is_said_and_taken_up_from_where_it_is_good(monkeypatch
 def test_out_of_memory_and_unsupported_are_recorded_and_the_next_case_follows(
     monkeypatch, tmp_path, capsys
 ):
-    plain = bench.Bench.measure
+    plain = device_visit.Bench.measure
 
     def limited(self, case, *arguments, **more):
         limit = {"memory_limit": 1000} if case.config.batch_size == 3 else {}
         return plain(self, case, *arguments, **(more | limit))
 
-    monkeypatch.setattr(bench.Bench, "measure", limited)
+    monkeypatch.setattr(device_visit.Bench, "measure", limited)
     wanted = [tiny(batch_size=3), tiny(expandable_segments=True), tiny()]
     assert visited(monkeypatch, tmp_path, wanted) == 0
     assert outcomes(tmp_path) == ["out_of_memory", "unsupported", "ok"]
@@ -143,7 +142,7 @@ def test_out_of_memory_and_unsupported_are_recorded_and_the_next_case_follows(
     assert "limit is 1000 B" in first.result.message
     assert "no caching allocator" in second.result.message
     assert third.result.timeline is not None
-    assert third.before_reading == lines_of.BEFORE_READING["cpu"]
+    assert third.before_reading == device_visit.BEFORE_READING["cpu"]
     assert "2 lines" not in capsys.readouterr().err
 
 
@@ -186,11 +185,11 @@ def test_the_way_of_a_card_with_a_cpu_in_its_place(monkeypatch, tmp_path):
     built = []
     build = Gpt.build
     monkeypatch.setattr(Gpt, "build", lambda spec: built.append(spec) or build(spec))
-    monkeypatch.setattr(bench.Bench, "is_card", property(lambda self: True))
-    monkeypatch.setattr(bench, "alike", copy.deepcopy)  # on a CPU memory must not be shared
-    monkeypatch.setattr(driver, "used_bytes", lambda device: 3 * GIB)
-    here = bench.Bench(device=bench.CPU, target=resolve("t4"), at_start_bytes=GIB)
-    monkeypatch.setattr(bench, "bench_of", lambda device: here)
+    monkeypatch.setattr(device_visit.Bench, "is_card", property(lambda self: True))
+    monkeypatch.setattr(device_visit, "alike", copy.deepcopy)  # on a CPU memory must not be shared
+    monkeypatch.setattr(device_visit, "used_bytes", lambda device: 3 * GIB)
+    here = device_visit.Bench(device=device_visit.CPU, target=resolve("t4"), at_start_bytes=GIB)
+    monkeypatch.setattr(device_visit, "bench_of", lambda device: here)
     half = {"memory_budget": 0.5}
     wanted = [tiny(), tiny(batch_size=3), tiny(Kind.OPERATORS), tiny(Kind.VERIFY, **half)]
     assert visited(monkeypatch, tmp_path, [*wanted, tiny(**half)]) == 0
@@ -233,8 +232,8 @@ def test_what_cannot_be_prepared_is_recorded_and_the_next_case_follows(monkeypat
             raise WorkloadError("this workload needs transformers, which is not installed")
         return plain(self, case)
 
-    plain = bench.Bench.arguments_of
-    monkeypatch.setattr(bench.Bench, "arguments_of", missing)
+    plain = device_visit.Bench.arguments_of
+    monkeypatch.setattr(device_visit.Bench, "arguments_of", missing)
     wanted = [tiny(batch_size=3), tiny(Kind.VERIFY, batch_size=3), tiny()]
     assert visited(monkeypatch, tmp_path, wanted) == 0
     assert outcomes(tmp_path) == ["failed", "ok"]
@@ -242,8 +241,8 @@ def test_what_cannot_be_prepared_is_recorded_and_the_next_case_follows(monkeypat
     assert "transformers" in lines.of(Kind.RUN)[0]["result"]["message"]
     (verified,) = lines.of(Kind.VERIFY)
     assert (verified["outcome"], "transformers" in verified["message"]) == ("failed", True)
-    never = bench.Bench(device=bench.CPU, target=resolve("cpu"))
-    never.asked[bench.need(tiny(Kind.OPERATORS))] = Future()
+    never = device_visit.Bench(device=device_visit.CPU, target=resolve("cpu"))
+    never.asked[device_visit.need(tiny(Kind.OPERATORS))] = Future()
     line = tasks.carry_out(never, tiny(Kind.OPERATORS), "v", 0.01)
     assert line["outcome"] == "timed_out"
 
@@ -279,7 +278,7 @@ def test_a_card_that_others_use_is_refused(monkeypatch, tmp_path, capsys):
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=30 * GIB),
     )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(driver, "nvml", lambda: library)
+    monkeypatch.setattr(device_visit, "nvml", lambda: library)
     assert suite.main(["--out", str(tmp_path)]) == 2
     assert "in use by others, who hold 30.0 GiB; allowed is 1.00 GiB" in capsys.readouterr().err
     library.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(used=GIB // 2)
@@ -305,7 +304,7 @@ def test_a_broken_card_is_left_to_a_new_process(monkeypatch, tmp_path):
 
 def test_a_model_that_was_built_once_gives_new_ones_over_the_same_memory():
     model = Gpt(**TINY).build()  # its embedding and its head are one parameter
-    copy = bench.alike(model)
+    copy = device_visit.alike(model)
     assert copy is not model
     pairs = list(zip(model.named_parameters(), copy.named_parameters(), strict=True))
     assert all(a[0] == b[0] and a[1] is not b[1] for a, b in pairs)
@@ -330,11 +329,11 @@ def test_operators_are_timed_alone_and_the_first_ones_first():
     product = signature_of(torch.ops.aten.mm.default, (x, x), {})
     rnn = ("aten._cudnn_rnn.default", (), ())
     unknown = ("nowhere.nothing.default", (), ())
-    costs, reasons = operator_times.time_operators([rnn, product, unknown], bench.CPU, 5.0)
+    costs, reasons = device_visit.time_operators([rnn, product, unknown], device_visit.CPU, 5.0)
     assert costs.keys() == {product}
     assert 0 < costs[product].seconds < 0.1
     assert reasons.keys() == {rnn, unknown}
-    assert operator_times.time_operators([product], bench.CPU, -1.0) == ({}, {})
+    assert device_visit.time_operators([product], device_visit.CPU, -1.0) == ({}, {})
 
 
 def test_second_readings_are_compared_with_first_ones():

@@ -15,8 +15,8 @@ from torch import nn
 
 from memlab import MemlabError, StepConfig, Workload, measure, predict, verify
 from memlab.api import inspect_workload
-from memlab.worker import isolation
-from memlab.worker.serving import FUNCTIONS
+from memlab.runtime import isolation
+from memlab.runtime.serving import FUNCTIONS
 from tests import ROOT
 from tests.models import blocks, linear
 from tests.worker_parts import BATCH, assert_worker_is_back, doing, parameters_of
@@ -100,7 +100,7 @@ def test_an_abort_for_want_of_a_thread_is_out_of_memory():
 def test_a_limit_on_data_from_outside_is_kept_and_ends_no_job():
     code = """
 import resource, sys
-from memlab.worker.serving import limit_memory
+from memlab.runtime.serving import limit_memory
 hard = 2**33
 resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 for guard in (2**40, None, sys.maxsize, 2**20):
@@ -279,7 +279,7 @@ def test_the_worker_ends_with_its_caller():
         """
         import os, torch
         from memlab import StepConfig, measure
-        from memlab.worker import isolation
+        from memlab.runtime import isolation
         from tests.models import linear
         measure(linear(), StepConfig(), "cpu", repeats=1)
         print(isolation.measuring.worker.process.pid, flush=True)
@@ -346,7 +346,7 @@ def test_a_forked_child_leaves_the_worker_to_its_parent():
         """
         import os, sys
         from memlab import StepConfig, measure
-        from memlab.worker import isolation
+        from memlab.runtime import isolation
         from tests.models import linear
         measure(linear(), StepConfig(), "cpu", repeats=1)
         pid = isolation.measuring.worker.process.pid
@@ -400,7 +400,7 @@ def test_the_worker_stays_warm_for_a_script_too(tmp_path):
         textwrap.dedent(
             """
             from memlab import StepConfig, measure
-            from memlab.worker import isolation
+            from memlab.runtime import isolation
             from tests.models import linear
             pids = set()
             for _ in range(2):

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from memlab import MemlabError
-from memlab.worker import keeper
-from memlab.worker import kept as keeping
-from memlab.worker.kept import KeptProcess
+from memlab.runtime import keeper
+from memlab.runtime import process as keeping
+from memlab.runtime.process import KeptProcess
 from tests import ROOT
 from tests.kept_parts import IN_C, LEAVE, kept
 

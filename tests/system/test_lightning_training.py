@@ -6,8 +6,8 @@ import pytest
 
 import memlab
 from memlab import StepConfig
-from memlab.callbacks import step_recorder
 from memlab.errors import ConfigError
+from memlab.integrations.lightning_recorder import step_recorder
 from tests.exported_rank_parts import in_ranks
 from tests.import_parts import needs_lightning
 from tests.rank_parts import faulty

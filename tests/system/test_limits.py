@@ -7,12 +7,11 @@ import pytest
 
 import memlab
 from memlab import Outcome, StepConfig, StepResult, api, plots
-from memlab._panel import forecasts, questions, verdicts
-from memlab.comparing import pairs
+from memlab._panel import questions, state
 from memlab.errors import ConfigError
-from memlab.limits.judgement import CountedPeak
-from memlab.predicting.interpolation import interpolated
-from memlab.result import Source
+from memlab.prediction.interpolation import interpolated
+from memlab.result import CountedPeak, Source
+from memlab.search import compare_batches
 from tests.figure_parts import texts_of
 from tests.models import blocks
 from tests.panel_parts import PATIENCE_SECONDS, find, make_result, until
@@ -130,20 +129,20 @@ def of_ten_gib(**changes):
 @pytest.mark.parametrize(
     ("limit", "fit", "kind"),
     [
-        ("9GiB", "does not fit", verdicts.BAD), ("9.8GiB", "too close", verdicts.WARN),
-        ("10.3GiB", "too close", verdicts.WARN), ("11GiB", "fits", verdicts.GOOD),
+        ("9GiB", "does not fit", state.BAD), ("9.8GiB", "too close", state.WARN),
+        ("10.3GiB", "too close", state.WARN), ("11GiB", "fits", state.GOOD),
     ],
 )  # fmt: skip
 def test_fit_is_judged_with_its_uncertainty_and_the_badge_is_that_value(limit, fit, kind):
     found = of_ten_gib().against_limit(limit)
     assert found.fit == fit
     assert found.fits == (found.memory_limit_bytes >= 10 * GIB)
-    assert verdicts.fit_verdict(of_ten_gib(), found.memory_limit_bytes).kind == kind
+    assert state.fit_verdict(of_ten_gib(), found.memory_limit_bytes).kind == kind
     assert found.against_limit(limit) is found
     # the same without a limit, where the card holds so much
     of_card = of_ten_gib(usable_memory_bytes=found.memory_limit_bytes).against_limit(None)
     assert (of_card.fit, of_card.fits, of_card.close_to_limit) == (fit, None, None)
-    assert verdicts.fit_verdict(of_card, None).kind == kind
+    assert state.fit_verdict(of_card, None).kind == kind
     assert found.against_limit(None).fit is None, "what the card holds is not known"
 
 
@@ -155,7 +154,7 @@ def test_fit_is_of_reserved_bytes_on_a_card_and_of_allocated_ones_on_a_cpu():
     ]  # fmt: skip
     assert cpu.against_limit(None).fit is None
     assert make_result().against_limit(None).fit is None
-    assert verdicts.fit_verdict(make_result(), None).kind == verdicts.OPEN
+    assert state.fit_verdict(make_result(), None).kind == state.OPEN
 
 
 def test_a_step_that_runs_at_the_limit_fits_though_its_peak_is_above():
@@ -172,20 +171,20 @@ def test_what_ran_on_a_card_fits_it_and_what_ran_out_of_memory_does_not():
     for limit in (None, 9 * GIB):
         found = ran.against_limit(limit)
         assert (found.fit, found.fits) == ("fits", limit and True)
-    assert verdicts.fit_verdict(ran, 9 * GIB).text == ("fits: 10.0 of 9.00 GiB (111 %), measured")
+    assert state.fit_verdict(ran, 9 * GIB).text == ("fits: 10.0 of 9.00 GiB (111 %), measured")
     assert ran.against_limit("8.9GiB").fit == "does not fit"
     assert replace(ran, source=Source.RECORDED).against_limit(None).fit == "fits"
 
     over = make_result(Outcome.OUT_OF_MEMORY, peak=None)
     assert over.against_limit(None).fit == "does not fit"
-    assert verdicts.fit_verdict(over, None).kind == verdicts.BAD
+    assert state.fit_verdict(over, None).kind == state.BAD
     under = out_of_memory(MIB, peak=None)
     assert [under.against_limit(limit).fit for limit in (None, MIB, 2 * MIB)] == [
         None, "does not fit", None,
     ]  # fmt: skip
     of_the_prediction = make_result(Outcome.OUT_OF_MEMORY, peak=None, source=Source.PREDICTED)
     assert of_the_prediction.against_limit(None).fit is None
-    assert verdicts.fit_verdict(of_the_prediction, None).kind == verdicts.OPEN
+    assert state.fit_verdict(of_the_prediction, None).kind == state.OPEN
 
 
 def test_fit_goes_through_json_and_is_a_column():
@@ -226,15 +225,15 @@ def test_predictions_badges_and_pairs_say_the_same(base):
         result = memlab.predict(WORKLOAD, CONFIG, "h200", memory_limit=limit)
         assert (result.fits, result.close_to_limit) == said, limit
         assert base.forecast.fits([3000], result.memory_limit_bytes) == result.fits
-        badge = verdicts.fit_verdict(result, result.memory_limit_bytes)
+        badge = state.fit_verdict(result, result.memory_limit_bytes)
         assert badge.kind == kind_of(result), limit
     assert 244 * MIB < base.result.peak_reserved_bytes == 266 * MIB
 
 
 def kind_of(result):
     if result.close_to_limit:
-        return verdicts.WARN
-    return verdicts.GOOD if result.fits else verdicts.BAD
+        return state.WARN
+    return state.GOOD if result.fits else state.BAD
 
 
 def test_a_panel_says_of_each_limit_what_predict_says(base):
@@ -255,7 +254,7 @@ def test_a_panel_says_of_each_limit_what_predict_says(base):
 
 
 def test_a_limit_is_replayed_once(base, monkeypatch):
-    found = forecasts.Forecasts({"blocks": WORKLOAD}, lambda estimate: None, lambda text: None)
+    found = questions.Forecasts({"blocks": WORKLOAD}, lambda estimate: None, lambda text: None)
     here = questions.Question("blocks", CONFIG, "h200")
     found._answers.add(here, base)
     calls = []
@@ -288,7 +287,9 @@ def test_an_interpolated_result_forgets_the_limit_of_another_batch(base):
 @pytest.mark.slow
 def test_the_largest_batch_is_one_that_predict_says_fits_for_sure():
     limit = 250 * MIB
-    found = pairs._Search(WORKLOAD, limit, "h200", 4096).largest(StepConfig(batch_size=1), 2)
+    found = compare_batches._Search(WORKLOAD, limit, "h200", 4096).largest(
+        StepConfig(batch_size=1), 2
+    )
     assert (found.fits, found.close_to_limit) == (True, False)
     config = replace(found.config, batch_size=found.config.batch_size + 1)
     more = memlab.predict(WORKLOAD, config, "h200", memory_limit=limit)

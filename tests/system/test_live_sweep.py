@@ -7,16 +7,16 @@ import pytest
 
 import memlab
 from memlab import MemlabError
-from memlab._panel import live_sweep as live
-from memlab.sweeping import tasks
+from memlab._panel import live_sweep
+from memlab.search import sweep_tasks
 from tests.sweep_parts import WORKLOAD, Runs, once, sizes
 
 
 @pytest.fixture
 def runs(monkeypatch, tmp_path):
     made = Runs(tmp_path / "runs.txt")
-    monkeypatch.setattr(tasks, "measure_only", made.measure)
-    monkeypatch.setattr(live, "DRAW_SECONDS", 0.0)
+    monkeypatch.setattr(sweep_tasks, "measure_only", made.measure)
+    monkeypatch.setattr(live_sweep, "DRAW_SECONDS", 0.0)
     monkeypatch.setenv("MEMLAB_STORE", str(tmp_path / "results.sqlite3"))
     return made
 
@@ -105,7 +105,7 @@ def test_a_sweep_that_is_paused_while_it_is_waited_for_says_so(runs):
 
 
 def test_a_picture_that_cannot_be_drawn_ends_no_sweep(runs, monkeypatch):
-    draw, shown, is_ready = live._drawn, [], threading.Event()
+    draw, shown, is_ready = live_sweep._drawn, [], threading.Event()
 
     def broken(results):
         if 0 < len(results) < 3:
@@ -117,7 +117,7 @@ def test_a_picture_that_cannot_be_drawn_ends_no_sweep(runs, monkeypatch):
         if size == 2:
             shown.append(sweep._picture.value)
 
-    monkeypatch.setattr(live, "_drawn", broken)
+    monkeypatch.setattr(live_sweep, "_drawn", broken)
     runs.doing = look
     sweep = memlab.live_sweep(WORKLOAD, sizes(4), "cpu")
     is_ready.set()

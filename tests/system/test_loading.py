@@ -11,10 +11,10 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from memlab import LoadingConfig, MemlabError, StepConfig, Workload, measure_loading
-from memlab.arguments.units import MIB
-from memlab.measuring import loading as measuring
-from memlab.measuring.processes import private_bytes, resident_bytes
-from memlab.worker.isolation import run_here
+from memlab._util.units import MIB
+from memlab.runtime import loading as measuring
+from memlab.runtime.isolation import run_here
+from memlab.runtime.loading import private_bytes, resident_bytes
 from memlab.workloads import JpegDigits
 
 CONFIG = StepConfig(batch_size=4, optimizer="sgd")

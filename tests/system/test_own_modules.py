@@ -13,7 +13,7 @@ import torch
 
 import memlab
 from memlab import StepConfig, Workload, measure
-from memlab.worker import isolation
+from memlab.runtime import isolation
 from tests.worker_parts import assert_worker_is_back, parameters_of
 
 
@@ -111,7 +111,7 @@ def test_files_named_as_pythons_own_modules_beside_memlab_do_no_harm(tmp_path):
         sys.path.insert(0, {str(clone)!r})
         import cloudpickle
         import memlab
-        import memlab.predicting.predict
+        import memlab.prediction.predict
         from memlab import StepConfig, measure, predict, workloads
         assert memlab.__file__.startswith({str(clone)!r})
         def outcomes():

@@ -9,9 +9,9 @@ import torch
 
 import memlab
 from memlab import MemlabError, Outcome, StepConfig, Workload
-from memlab._panel import as_code, job, settling
+from memlab._panel import asked, job
 from memlab.running import Progress
-from memlab.worker import isolation
+from memlab.runtime import isolation
 from tests.panel_parts import PATIENCE_SECONDS, find, make_result, make_workload, until
 
 
@@ -152,13 +152,13 @@ def test_the_code_measures_what_is_on_screen(panel):
 
 def test_the_code_names_the_zoo_and_the_options_of_it():
     own = memlab.workloads.get("gpt-small", hidden_size=64)
-    source = as_code.source(own, StepConfig(), "cpu", "")
+    source = asked.as_source(own, StepConfig(), "cpu", "")
     assert "workload = memlab.workloads.get('gpt-small', hidden_size=64)" in source
 
 
 def test_the_code_finds_the_name_of_a_persons_own_workload():
     mine = make_workload()
-    source = as_code.source(mine, StepConfig(), "cpu", "", namespace={"_": mine, "mine": mine})
+    source = asked.as_source(mine, StepConfig(), "cpu", "", namespace={"_": mine, "mine": mine})
     assert "memlab.measure(mine, config, device='cpu')" in source
 
 
@@ -166,7 +166,7 @@ def test_the_code_says_how_to_reach_a_panel_and_a_workload_that_no_variable_hold
     mine, panel = make_workload(), object()
 
     def shown(**namespace):
-        found = as_code.parts("", mine, StepConfig(), "cpu", "", panel, namespace)
+        found = asked.parts("", mine, StepConfig(), "cpu", "", panel, namespace)
         return {heading.split()[0]: code for heading, code in found}
 
     named = shown(a=panel, w=mine)
@@ -218,8 +218,8 @@ def test_run_while_a_run_goes_on_is_refused_and_pressing_run_twice_runs_once(pan
         return make_result()
 
     monkeypatch.setattr(job, "measure", slow)
-    monkeypatch.setattr(settling, "SETTLED_SECONDS", 0.0)
-    monkeypatch.setattr(settling, "LONGEST_SECONDS", 0.0)
+    monkeypatch.setattr(job, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(job, "LONGEST_SECONDS", 0.0)
     for _ in range(2):
         panel._run_pressed(typed=False)
     assert "is going on; press Run again" in find(panel, "memlab-status").value
@@ -311,8 +311,8 @@ def test_a_fault_in_a_callback_becomes_a_sentence(panel, monkeypatch):
         raise RuntimeError("the reason")
 
     monkeypatch.setattr(job, "measure", broken)
-    monkeypatch.setattr(settling, "SETTLED_SECONDS", 0.0)
-    monkeypatch.setattr(settling, "LONGEST_SECONDS", 0.0)
+    monkeypatch.setattr(job, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(job, "LONGEST_SECONDS", 0.0)
     panel._run_pressed(typed=False)
     until(lambda: panel._page.job is None)
     assert "RuntimeError: the reason" in find(panel, "memlab-status").value

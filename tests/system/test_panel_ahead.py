@@ -7,13 +7,12 @@ import pytest
 
 import memlab
 from memlab import Outcome, StepConfig
-from memlab._panel import answers, forecasts
-from memlab._panel.forecasts import Forecasts
-from memlab._panel.questions import How
-from memlab.predicting.predict import Prediction
+from memlab._panel import questions
+from memlab._panel.questions import Forecasts, How
+from memlab.prediction.predict import Prediction
 from memlab.running import Progress
-from memlab.verifying.accumulation import AccumulationEffect
-from memlab.worker import isolation
+from memlab.runtime import isolation
+from memlab.runtime.accumulation import AccumulationEffect
 from tests.forecast_parts import predicted, question, worker
 from tests.panel_parts import PATIENCE_SECONDS, make_workload, until
 
@@ -21,7 +20,7 @@ from tests.panel_parts import PATIENCE_SECONDS, make_workload, until
 @pytest.fixture
 def made(monkeypatch):
     """Forecasts of the tiny workload, and what arrived."""
-    monkeypatch.setattr(forecasts, "SETTLE_SECONDS", 0.01)
+    monkeypatch.setattr(questions, "SETTLE_SECONDS", 0.01)
     arrived = []
     found = Forecasts({"tiny": make_workload()}, arrived.append, lambda text: None)
     yield found, arrived
@@ -78,7 +77,7 @@ def test_a_question_comes_before_neighbours_which_are_dropped(made, monkeypatch)
 
 def test_a_neighbour_that_takes_long_is_stopped_for_a_question(made, monkeypatch):
     found, arrived = made
-    monkeypatch.setattr(forecasts, "AHEAD_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(questions, "AHEAD_PATIENCE_SECONDS", 0.05)
 
     def endless(config, cancel):
         while config.batch_size == 4 and not cancel.is_set():
@@ -97,7 +96,7 @@ def test_a_neighbour_that_takes_long_is_stopped_for_a_question(made, monkeypatch
 
 def test_a_question_that_is_being_predicted_ahead_is_not_stopped(made, monkeypatch):
     found, _ = made
-    monkeypatch.setattr(forecasts, "AHEAD_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(questions, "AHEAD_PATIENCE_SECONDS", 0.0)
     go, stopped = threading.Event(), []
 
     def slow(config, cancel):
@@ -152,7 +151,7 @@ def test_none_is_predicted_ahead_while_a_cell_measures(made, monkeypatch):
 def test_a_model_whose_predictions_take_long_has_none_made_ahead(made, monkeypatch):
     found, _ = made
     calls = worker(monkeypatch, lambda config, cancel: predicted(config=config))
-    monkeypatch.setattr(forecasts, "LONGEST_AHEAD_SECONDS", 0.0)
+    monkeypatch.setattr(questions, "LONGEST_AHEAD_SECONDS", 0.0)
     answered(found, 8)
     found.ahead([question(4)])
     assert found.wait(PATIENCE_SECONDS)
@@ -161,12 +160,12 @@ def test_a_model_whose_predictions_take_long_has_none_made_ahead(made, monkeypat
 
 def test_only_so_many_are_predicted_ahead_and_kept(made, monkeypatch):
     found, _ = made
-    monkeypatch.setattr(answers, "MOST_KEPT", 20)
+    monkeypatch.setattr(questions, "MOST_KEPT", 20)
     calls = worker(monkeypatch, lambda config, cancel: predicted(config=config))
     answered(found, 8)
     found.ahead([question(size) for size in range(100, 200)])
     assert found.wait(PATIENCE_SECONDS)
-    assert len(calls) == 1 + forecasts.MOST_AHEAD
+    assert len(calls) == 1 + questions.MOST_AHEAD
 
     for size in range(20, 40):
         assert found.look(question(8)) is not None, "what is looked at is kept"
@@ -182,7 +181,7 @@ def test_nothing_is_said_of_what_is_predicted_ahead(monkeypatch):
         on_progress(Progress(text="recording", fraction=0.1))
         return Prediction(result=predicted(config=config), forecast=None)
 
-    monkeypatch.setattr(forecasts, "predict_with_forecast", stand_in)
+    monkeypatch.setattr(questions, "predict_with_forecast", stand_in)
     found = Forecasts({"tiny": make_workload()}, lambda estimate: None, said.append)
     try:
         answered(found, 8)

@@ -7,10 +7,9 @@ import pytest
 
 import memlab
 from memlab import MemlabError, Outcome, workloads
-from memlab._panel import base_effect, forecasts, requests
-from memlab.comparing.base_parts import BasePart
-from memlab.comparing.quantized_base import BaseComparison, BaseRemedy
-from memlab.predicting.predict import Prediction
+from memlab._panel import page, questions, runner
+from memlab.prediction.predict import Prediction
+from memlab.search.quantized_base import BaseComparison, BasePart, BaseRemedy
 from tests.forecast_parts import MIB, predicted
 from tests.panel_parts import find, make_result, until
 
@@ -26,8 +25,8 @@ def predict_at_once(workload, config, device, **_):
 
 @pytest.fixture
 def panel(monkeypatch):
-    monkeypatch.setattr(forecasts, "predict_with_forecast", predict_at_once)
-    monkeypatch.setattr(requests, "neighbours", lambda *_: [])
+    monkeypatch.setattr(questions, "predict_with_forecast", predict_at_once)
+    monkeypatch.setattr(page, "neighbours", lambda *_: [])
     made = memlab.panel(TUNED, device="rtx-4060")
     yield made
     made.close()
@@ -89,7 +88,7 @@ def test_the_causes_and_the_changes_are_shown_and_a_click_sets_them(panel, monke
         assert (workload.name, config, device) == (TUNED.name, before, "rtx-4060")
         return found
 
-    monkeypatch.setattr(base_effect, "compare_base", answers)
+    monkeypatch.setattr(runner, "compare_base", answers)
     assert panel._view.base.toggle.description == "what nf4 saves"
     open_pane(panel)
     assert threads[0] is not threading.main_thread()
@@ -125,7 +124,7 @@ def test_a_failure_is_a_sentence_and_can_be_asked_again(panel, monkeypatch, erro
     def fails(*_, **__):
         raise error
 
-    monkeypatch.setattr(base_effect, "compare_base", fails)
+    monkeypatch.setattr(runner, "compare_base", fails)
     open_pane(panel)
     assert str(error) in shown(panel)
     until(lambda: str(error) in find(panel, "memlab-status").value)
@@ -141,7 +140,7 @@ def test_stop_ends_a_comparison(panel, monkeypatch):
         until(cancel.is_set)
         raise MemlabError("the comparison of two bases ended: stopped")
 
-    monkeypatch.setattr(base_effect, "compare_base", waits)
+    monkeypatch.setattr(runner, "compare_base", waits)
     panel._view.base.toggle.value = True
     until(begun.is_set)
     assert "Comparing; Stop ends it." in shown(panel)

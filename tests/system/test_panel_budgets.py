@@ -6,12 +6,11 @@ import pytest
 
 import memlab
 from memlab import Outcome, StepConfig, api
-from memlab._panel import forecasts
-from memlab._panel.forecasts import Forecasts
-from memlab._panel.questions import How, Question
-from memlab.planning import plans
-from memlab.predicting.predict import Prediction
-from memlab.predicting.replanning import plan_at, replanned
+from memlab._panel import questions as forecasts
+from memlab._panel.questions import Forecasts, How, Question
+from memlab.prediction import plans
+from memlab.prediction.interpolation import plan_at, replanned
+from memlab.prediction.predict import Prediction
 from tests.models import blocks
 from tests.panel_parts import PATIENCE_SECONDS, make_result, until
 

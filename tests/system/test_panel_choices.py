@@ -9,12 +9,11 @@ from torch import nn
 
 import memlab
 from memlab import MemlabError, StepConfig, WorkloadChoices, workloads
-from memlab._panel import as_code
-from memlab._panel.choices import zoo_options
-from memlab._panel.made_choices import MadeChoices
-from memlab.arguments.quoting import literal
+from memlab._panel import asked
+from memlab._panel.choices import MadeChoices, zoo_options
+from memlab._util.units import literal
 from memlab.errors import WorkloadError
-from memlab.measuring.inspect import inspect_in_process
+from memlab.runtime.inspect import inspect_in_process
 from memlab.workloads.finetuned import finetune_options
 from tests.panel_parts import until
 
@@ -214,12 +213,12 @@ def test_choices_that_do_not_go_together_are_explained_with_a_remedy():
 def test_the_code_makes_the_choices_on_screen():
     own = layers()
     shown = own.chosen(width=8)
-    assert as_code.workload_source(shown, {"own": own})[0] == "own.chosen(width=8)"
+    assert asked.workload_source(shown, {"own": own})[0] == "own.chosen(width=8)"
     tuned = workloads.finetune("llama-tiny", rank=8, targets=("q_proj", "v_proj"), tokens=128)
-    call = as_code.finetune_source(tuned.chosen(base="nf4").resized(256))
+    call = asked.finetune_source(tuned.chosen(base="nf4").resized(256))
     assert eval(call, {"memlab": memlab}).name == tuned.chosen(base="nf4").resized(256).name
     assert literal("nf4") in call
-    held = as_code.workload_source(tuned.chosen(rank=4).resized(256), {"tuned": tuned})
+    held = asked.workload_source(tuned.chosen(rank=4).resized(256), {"tuned": tuned})
     assert held[0] == "tuned.chosen(rank=4).resized(256)"
 
 
@@ -227,7 +226,7 @@ def test_the_code_asks_why_a_quantized_base_does_not_help_where_there_is_one():
     tuned = workloads.finetune("llama-tiny", tokens=16)
     for workload, is_there in ((tuned, False), (tuned.chosen(base="nf4"), True)):
         config = StepConfig(batch_size=2)
-        shown = dict(as_code.parts("", workload, config, "t4", "", None, {"own": tuned}))
+        shown = dict(asked.parts("", workload, config, "t4", "", None, {"own": tuned}))
         found = [code for heading, code in shown.items() if "quantized base" in heading]
         assert bool(found) == is_there
     (call,) = found
@@ -236,15 +235,15 @@ def test_the_code_asks_why_a_quantized_base_does_not_help_where_there_is_one():
 
 def test_the_code_has_few_lengths_and_says_that_many_are_left_out():
     few = workloads.finetune("llama-tiny", lengths=[8, 16])
-    assert eval(as_code.finetune_source(few), {"memlab": memlab}).lengths == (8, 16)
+    assert eval(asked.finetune_source(few), {"memlab": memlab}).lengths == (8, 16)
     assert few.chosen(rank=4).resized(64).lengths == (8, 16)
     many = workloads.finetune("llama-tiny", lengths=range(1, 1001))
-    lines = as_code.workload_source(many, {})[1].splitlines()
+    lines = asked.workload_source(many, {})[1].splitlines()
     assert lines == [
         "# its 1,000 lengths are left out; a step does not depend on them",
-        f"workload = {as_code.finetune_source(many)}",
+        f"workload = {asked.finetune_source(many)}",
     ]
-    code = as_code.panel_source(many, StepConfig(), "t4", "", {})
+    code = asked.panel_source(many, StepConfig(), "t4", "", {})
     assert code.startswith("memlab.panel(memlab.workloads.finetune('llama-tiny'), ")
     with pytest.raises(MemlabError, match=r"lengths\[1\]=0"):
         workloads.finetune("llama-tiny", lengths=[8, 0])

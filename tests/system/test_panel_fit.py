@@ -7,10 +7,10 @@ import pytest
 
 import memlab
 from memlab import MemlabError, StepConfig
-from memlab._panel import fitting, forecasts, requests, settling
-from memlab.predicting.predict import Prediction
-from memlab.recommending.recommendations import Recommendation, Recommendations
+from memlab._panel import job, page, questions, runner
+from memlab.prediction.predict import Prediction
 from memlab.running import Progress
+from memlab.search.recommendations import Recommendation, Recommendations
 from tests.forecast_parts import MIB, predicted
 from tests.panel_parts import PATIENCE_SECONDS, find, make_workload, until
 
@@ -70,7 +70,7 @@ class Search:
 @pytest.fixture
 def search(monkeypatch):
     made = Search()
-    monkeypatch.setattr(fitting, "recommend", made)
+    monkeypatch.setattr(runner, "recommend", made)
     yield made
     made.go.set()
 
@@ -85,10 +85,10 @@ def predict_at_once(workload, config, device, *, on_progress, cancel):
 
 @pytest.fixture
 def panel(search, monkeypatch):
-    monkeypatch.setattr(forecasts, "predict_with_forecast", predict_at_once)
-    monkeypatch.setattr(requests, "neighbours", lambda *_: [])  # none ahead of the hand
-    monkeypatch.setattr(settling, "SETTLED_SECONDS", 0.0)
-    monkeypatch.setattr(settling, "LONGEST_SECONDS", 0.0)
+    monkeypatch.setattr(questions, "predict_with_forecast", predict_at_once)
+    monkeypatch.setattr(page, "neighbours", lambda *_: [])  # none ahead of the hand
+    monkeypatch.setattr(job, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(job, "LONGEST_SECONDS", 0.0)
     made = memlab.panel(
         make_workload(), device="h200", memory_limit=LIMIT, config=StepConfig(batch_size=8)
     )

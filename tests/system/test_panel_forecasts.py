@@ -7,12 +7,11 @@ import pytest
 
 import memlab
 from memlab import MemlabError, Outcome, StepConfig, api, workloads
-from memlab._panel import choices, forecasts
-from memlab._panel.forecasts import Forecasts
+from memlab._panel import choices, questions
+from memlab._panel.questions import Forecasts
 from memlab.devices import cards
 from memlab.devices.here import machine_memory_bytes
-from memlab.predicting.interpolation import interpolated
-from memlab.predicting.regrouping import REGROUPED, regrouped
+from memlab.prediction.interpolation import REGROUPED, interpolated, regrouped
 from tests.forecast_parts import predicted, question, worker
 from tests.panel_parts import PATIENCE_SECONDS, find, make_result, make_workload, until
 
@@ -168,7 +167,7 @@ def test_only_the_newest_question_waits_and_none_is_killed(monkeypatch, made):
 def test_a_slider_that_moves_asks_once_it_stands(monkeypatch, made):
     found, _ = made
     # far longer than the slider takes to move, even where the machine is busy with other things
-    monkeypatch.setattr(forecasts, "SETTLE_SECONDS", 2.0)
+    monkeypatch.setattr(questions, "SETTLE_SECONDS", 2.0)
     calls = worker(monkeypatch, lambda config, cancel: predicted(config=config))
     for batch_size in range(1, 6):
         found.ask(question(batch_size))
@@ -179,7 +178,7 @@ def test_a_slider_that_moves_asks_once_it_stands(monkeypatch, made):
 
 def test_what_is_asked_for_later_waits_for_what_is_wanted_and_is_never_lost(monkeypatch, made):
     found, _ = made
-    monkeypatch.setattr(forecasts, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(questions, "PATIENCE_SECONDS", 0.0)
     go = threading.Event()
 
     def slow(config, cancel):
@@ -207,7 +206,7 @@ def test_what_is_asked_for_later_waits_for_what_is_wanted_and_is_never_lost(monk
 
 def test_what_goes_on_for_long_is_given_up_for_what_is_wanted(monkeypatch, made):
     found, arrived = made
-    monkeypatch.setattr(forecasts, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(questions, "PATIENCE_SECONDS", 0.05)
 
     def endless(config, cancel):
         while config.batch_size == 1 and not cancel.is_set():
@@ -233,7 +232,7 @@ def test_no_prediction_begins_while_a_measurement_runs(monkeypatch, made):
     calls = worker(monkeypatch, lambda config, cancel: predicted(config=config))
     found.hold(True)
     found.ask(question())
-    time.sleep(2 * forecasts.SETTLE_SECONDS)
+    time.sleep(2 * questions.SETTLE_SECONDS)
     assert calls == []
     found.hold(False)
     assert found.wait(PATIENCE_SECONDS)

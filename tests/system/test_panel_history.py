@@ -10,14 +10,13 @@ import pytest
 
 import memlab
 from memlab import StepConfig, workloads
-from memlab._panel import cells, line_writer, state
-from memlab._panel.history import FILE_NAME, History
-from memlab._panel.runs import Run
-from memlab.records import recorded
-from memlab.records.records import Kind, append
+from memlab._panel import asked, runs, state
+from memlab._panel.runs import FILE_NAME, History, Run
 from memlab.result import StepResult
+from memlab.runtime.verify_report import VerifyReport
+from memlab.store import recorded
+from memlab.store.records import Kind, append
 from memlab.trace import CATEGORIES, Timeline
-from memlab.verifying.report import VerifyReport
 from tests.panel_parts import PATIENCE_SECONDS, until
 from tests.record_parts import OPTIONS, VISIT, result, run
 
@@ -30,7 +29,7 @@ def cell(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMLAB_CACHE", str(tmp_path / "cache"))
 
     def be(name):
-        monkeypatch.setattr(cells, "place", lambda: name)
+        monkeypatch.setattr(asked, "place", lambda: name)
 
     be("notebook.ipynb one 0")
     return be
@@ -203,7 +202,7 @@ def test_no_caller_waits_until_a_run_is_written(tmp_path, monkeypatch):
 
 
 def test_of_a_name_that_is_typed_only_the_last_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(line_writer, "MOMENT_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(runs, "MOMENT_SECONDS", PATIENCE_SECONDS)
     history, typed = History("a cell"), "a good name"
     run = Run(number=1, result=result(StepConfig()))
     history.note_run(run)
@@ -226,7 +225,7 @@ def test_of_a_name_that_is_typed_only_the_last_is_written(tmp_path, monkeypatch)
 
 @pytest.mark.slow
 def test_what_waits_is_written_when_the_kernel_ends(tmp_path):
-    code = "from memlab._panel.history import History; History('a').note_settings({'x': 1})"
+    code = "from memlab._panel.runs import History; History('a').note_settings({'x': 1})"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_SECONDS)
     assert lines(tmp_path) == [{"cell": "a", "settings": {"x": 1}}]
 

@@ -6,8 +6,8 @@ import pytest
 
 import memlab
 from memlab import MemlabError, Outcome, StepConfig
-from memlab._panel import choices, forecasts, requests, settling
-from memlab.predicting.predict import Prediction
+from memlab._panel import choices, job, page, questions
+from memlab.prediction.predict import Prediction
 from tests.forecast_parts import MIB, predicted
 from tests.panel_parts import PATIENCE_SECONDS, find, make_workload, until
 
@@ -37,16 +37,16 @@ class Worker:
 @pytest.fixture
 def worker(monkeypatch):
     made = Worker()
-    monkeypatch.setattr(forecasts, "predict_with_forecast", made)
-    monkeypatch.setattr(requests, "neighbours", lambda *_: [])  # none ahead of the hand
+    monkeypatch.setattr(questions, "predict_with_forecast", made)
+    monkeypatch.setattr(page, "neighbours", lambda *_: [])  # none ahead of the hand
     yield made
     made.go.set()
 
 
 @pytest.fixture
 def panel(worker, monkeypatch):
-    monkeypatch.setattr(settling, "SETTLED_SECONDS", 0.0)
-    monkeypatch.setattr(settling, "LONGEST_SECONDS", 0.0)
+    monkeypatch.setattr(job, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(job, "LONGEST_SECONDS", 0.0)
     made = memlab.panel(make_workload(), device="h200", config=StepConfig(batch_size=8))
     until(lambda: made._page._estimate is not None)
     yield made

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from memlab import Outcome, StepConfig
-from memlab._panel import outlook, verdicts
-from memlab._panel.rows import table_html
+from memlab._panel import outlook, state
 from memlab._panel.runs import RunLog
+from memlab._panel.table import table_html
 from tests.forecast_parts import MIB, estimate, predicted, question
 from tests.panel_parts import make_result
 
@@ -15,21 +15,21 @@ from tests.panel_parts import make_result
 @pytest.mark.parametrize(
     ("limit", "kind", "begin"),
     [
-        (200 * MIB, verdicts.GOOD, "fits: 100 of 200 MiB (50 %), predicted"),
-        (80 * MIB, verdicts.BAD, "does not fit: 100 of 80.0 MiB (125 %), predicted"),
-        (95 * MIB, verdicts.WARN, "too close to say: 100 of 95.0 MiB (105 %), predicted ± 10 %"),
-        (109 * MIB, verdicts.WARN, "too close to say: 100 of 109 MiB (92 %), predicted ± 10 %"),
+        (200 * MIB, state.GOOD, "fits: 100 of 200 MiB (50 %), predicted"),
+        (80 * MIB, state.BAD, "does not fit: 100 of 80.0 MiB (125 %), predicted"),
+        (95 * MIB, state.WARN, "too close to say: 100 of 95.0 MiB (105 %), predicted ± 10 %"),
+        (109 * MIB, state.WARN, "too close to say: 100 of 109 MiB (92 %), predicted ± 10 %"),
     ],
 )
 def test_the_badge_of_a_prediction(limit, kind, begin):
-    found = verdicts.fit_verdict(predicted(100 * MIB), limit)
+    found = state.fit_verdict(predicted(100 * MIB), limit)
     assert (found.kind, found.text) == (kind, begin)
 
 
 def test_on_cuda_reserved_bytes_are_compared_with_the_limit():
     result = predicted(100 * MIB, peak_reserved_bytes=150 * MIB, device="h200")
-    found = verdicts.fit_verdict(result, 120 * MIB)
-    assert found.kind == verdicts.BAD
+    found = state.fit_verdict(result, 120 * MIB)
+    assert found.kind == state.BAD
     assert "reserved bytes, predicted for h200" in found.detail
     assert "150 MiB reserved" in outlook_of(estimate=estimate(result)).costs()
 
@@ -77,7 +77,7 @@ def test_only_predictions_of_one_kind_say_what_recomputing_costs():
 
 def test_a_prediction_on_its_way_greys_what_there_is():
     now = outlook_of(make_result(config=StepConfig(batch_size=2)), doing="starting the worker")
-    assert now.fit(None) == verdicts.Verdict(verdicts.OPEN, "predicting")
+    assert now.fit(None) == state.Verdict(state.OPEN, "predicting")
     assert now.note() == "predicting"
     assert "starting the worker (takes some seconds, once)" in now.costs()
     assert now.shown is None, "the picture stays"

@@ -6,8 +6,8 @@ import pytest
 
 import memlab
 from memlab import StepConfig
-from memlab._panel import as_code
-from memlab._panel.rank_pane import OVER_STEP
+from memlab._panel import asked
+from memlab._panel.pictures import OVER_STEP
 from tests.panel_parts import PATIENCE_SECONDS, make_workload, until
 from tests.rank_parts import faulty, left_running
 
@@ -28,7 +28,7 @@ def test_ranks_run_and_are_in_the_code_and_the_table(panel):
     assert panel.config == config
     assert "sharding='zero2', world_size=2" in panel.code()
     assert "zero2 x 2" in panel._view.table._table.value
-    assert eval(as_code.config_source(config, {})) == config
+    assert eval(asked.config_source(config, {})) == config
 
     pane = panel._view.pictures.ranks
     pane.box.layout.display = ""

@@ -4,11 +4,11 @@ import pytest
 
 import memlab
 from memlab import StepConfig, workloads
-from memlab._panel import advice, choices
+from memlab._panel import choices, outlook
 from memlab.errors import DeviceError
-from memlab.records import recorded, where
-from memlab.records.records import Kind, append
 from memlab.result import Source
+from memlab.store import recorded
+from memlab.store.records import Kind, append
 from tests.panel_parts import until
 from tests.record_parts import OPTIONS, VISIT, result, run
 
@@ -29,7 +29,7 @@ def panel(tmp_path, monkeypatch):
 
 def test_it_is_offered_by_its_title_with_the_memory_of_the_card(panel):
     assert ("Tesla T4, recorded", LABEL) in choices.devices("cpu")
-    assert panel._asked.limit == where.capacity(LABEL) > 2**30
+    assert panel._asked.limit == recorded.capacity(LABEL) > 2**30
     assert "is another machine: Run shows what was measured there" in panel._view._status.value
     with pytest.raises(DeviceError, match="allowed is one of 't4'"):
         panel.set(device="h200, recorded")
@@ -61,12 +61,12 @@ def test_other_sizes_of_the_workload_are_named(panel):
         until(lambda: "num_layers=1" in other._view._advice.text.value)
     finally:
         other.close()
-    assert "memlab.panel(" not in advice.recorded_line(StepConfig(), None, "").text
+    assert "memlab.panel(" not in outlook.recorded_line(StepConfig(), None, "").text
 
 
 def test_a_setting_without_a_control_is_left_to_code():
     nearest = StepConfig(checkpointing="blocks", checkpoint_modules="every 2")
-    line = advice.recorded_line(StepConfig(), nearest, "")
+    line = outlook.recorded_line(StepConfig(), nearest, "")
     assert "which memlab.recorded shows" in line.text
     assert line.remedy is None
 

@@ -10,8 +10,9 @@ from torch import nn
 
 import memlab
 from memlab import MemlabError, Outcome, SampleSize, StepConfig, Workload, workloads
-from memlab._panel import cells, choices, forecasts
-from memlab.predicting.predict import Prediction
+from memlab._panel import asked as cells
+from memlab._panel import choices, questions
+from memlab.prediction.predict import Prediction
 from tests.forecast_parts import predicted
 from tests.panel_parts import PATIENCE_SECONDS, make_workload, until
 
@@ -233,7 +234,7 @@ def test_the_sizes_beside_the_one_on_screen_are_predicted_ahead(monkeypatch):
         result = predicted(config=config, workload_name=workload.name, device=device)
         return Prediction(result=result, forecast=None)
 
-    monkeypatch.setattr(forecasts, "predict_with_forecast", stand_in)
+    monkeypatch.setattr(questions, "predict_with_forecast", stand_in)
     panel = memlab.panel(fit_to(), device="cpu", config=StepConfig(batch_size=2))
     try:
         near = ["fit, length 4", "fit, length 16", "fit, length 32"]

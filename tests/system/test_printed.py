@@ -8,7 +8,7 @@ from torch import nn
 
 import memlab
 from memlab import StepConfig, StepResult
-from memlab.worker.printed import MOST_CHARACTERS, Printed
+from memlab.runtime.guard import MOST_CHARACTERS, Printed
 from tests.models import IN, OUT, linear
 from tests.panel_parts import PATIENCE_SECONDS, find, until
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import memlab
-from memlab.callbacks import step_recorder
-from memlab.training.estimator import StepClassifier
+from memlab.integrations.estimator import StepClassifier
+from memlab.integrations.lightning_recorder import step_recorder
 from tests import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

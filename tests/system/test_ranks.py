@@ -14,11 +14,10 @@ from torch import nn
 
 from benchmarks.ranks import Ranks
 from memlab import Outcome, StepConfig, StepResult, Workload, measure, predict, verify
-from memlab.measuring.measure import MOST_UNSEEN_BYTES
-from memlab.worker import isolation
-from memlab.worker.job import Job
-from memlab.worker.ranks import group
-from memlab.worker.ranks.measuring import measure_ranks, together
+from memlab.runtime import isolation, rank_group
+from memlab.runtime.job import Job
+from memlab.runtime.measure import MOST_UNSEEN_BYTES
+from memlab.runtime.rank_group import measure_ranks, together
 from tests.models import half_used
 from tests.rank_parts import ODD, WIDTH, faulty, left_running, running, two_stacks
 
@@ -124,7 +123,7 @@ def test_a_rank_that_hangs_is_named_with_its_place(tmp_path, monkeypatch):
             since.append(now)
         return now + hour if since and now > since[0] + moment else now
 
-    monkeypatch.setattr(group, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
+    monkeypatch.setattr(rank_group, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
     job = Job(
         function="", arguments=b"", path=list(sys.path), folder=os.getcwd(),
         own_files={}, own_values={}, environment={}, threads=1,

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 import memlab
-from memlab.worker import isolation
+from memlab.runtime import isolation
 from tests.models import linear
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ import torch
 import memlab
 from benchmarks.ranks import Ranks
 from memlab import Outcome, StepConfig, Workload, predict
-from memlab.measuring.measure import MOST_UNSEEN_BYTES
+from memlab.runtime.measure import MOST_UNSEEN_BYTES
 from tests.models import linear
 from tests.tensor_parts import (
     HIDDEN,

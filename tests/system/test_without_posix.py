@@ -16,7 +16,7 @@ from tests import without_posix
 without_posix.take_away()
 import memlab
 from memlab import StepConfig, Workload
-from memlab.worker import isolation, process
+from memlab.runtime import isolation, process
 spawned = process.SpawnedProcess
 process.SpawnedProcess = lambda command, environment: spawned(
     [*command[:2], without_posix.__file__, *command[2:]], environment)

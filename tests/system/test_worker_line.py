@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 from memlab import StepConfig, Workload, measure, predict
-from memlab.arguments.units import MIB
-from memlab.measuring.processes import resident_bytes
+from memlab._util.units import MIB
 from memlab.running import Progress
-from memlab.worker import isolation, serving
-from memlab.worker.process import WorkerProcess
-from memlab.worker.wire import HEADER, MAGIC, Channel
+from memlab.runtime import isolation, serving
+from memlab.runtime.loading import resident_bytes
+from memlab.runtime.process import WorkerProcess
+from memlab.runtime.wire import HEADER, MAGIC, Channel
 from tests.models import blocks, linear
 from tests.worker_parts import assert_worker_is_back, doing
 

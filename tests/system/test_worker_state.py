@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from memlab import StepConfig, Workload, measure, predict, workloads
-from memlab.arguments.libraries import is_library
-from memlab.worker import isolation
+from memlab._util.libraries import is_library
+from memlab.runtime import isolation
 from tests.models import blocks, linear
 
 

@@ -12,11 +12,9 @@ from collections.abc import Iterator
 from torch import nn
 
 from memlab.errors import UnsupportedError
-from memlab.techniques.compiling.compilation import asked_by, is_compiled, without
-from memlab.techniques.loss import heads, lazy_logits
-from memlab.techniques.loss.heads import find_head
-from memlab.techniques.loss.lazy_logits import ChunkedHead
-from memlab.techniques.source import ScriptLines, together, whole
+from memlab.techniques.compilation import asked_by, is_compiled, without
+from memlab.techniques.loss.logits import ChunkedHead, find_head
+from memlab.techniques.source import ScriptLines, inlined, together
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique
 
 
@@ -54,7 +52,7 @@ def source(asked: Setup) -> ScriptLines:
         "_, head = find_head(model)",
         f"head.forward = ChunkedHead(head, {config.loss_chunks})",
     )
-    return together([whole(lazy_logits, heads), ScriptLines(model=lines)])
+    return together([inlined(find_head, ChunkedHead), ScriptLines(model=lines)])
 
 
 def check_used(model: nn.Module, head: ChunkedHead | None) -> None:

@@ -29,19 +29,22 @@ from typing import Any
 import torch
 from torch import nn
 
+from memlab._util.torch_private.tensors import MODULES, buffers_of, parameters_of, storage_key
 from memlab.errors import UnsupportedError
-from memlab.techniques.recompute.places import Cell, Items, NamesPlace, PythonPlace, contents_of
-from memlab.techniques.recompute.reachable import (
+from memlab.techniques.checkpointing.places import (
     HOLDERS,
     MAPPINGS,
     OF_TORCH,
+    Cell,
+    Items,
+    NamesPlace,
+    PythonPlace,
     Reachable,
+    contents_of,
     is_foreign,
     names_in,
     slots_of,
 )
-from memlab.torch_private.modules import MODULES, buffers_of, parameters_of
-from memlab.torch_private.tensors import storage_key
 
 IMMUTABLE = (torch.Tensor, tuple, functools.partial, types.MethodType)
 """What is replaced in the place that holds it; all else is changed in its own places."""

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from memlab.arguments.quoting import shown
+from memlab._util.units import shown
 from memlab.config import Precision, Sharding, StepConfig
 from memlab.errors import UnsupportedError, WorkloadError
-from memlab.techniques.compiling.compilation import asked_by, is_compiled, without
+from memlab.techniques.compilation import asked_by, is_compiled, without
 from memlab.techniques.technique import Refusal, refuse
 
 STALE = "modified by an inplace operation"

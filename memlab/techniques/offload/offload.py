@@ -14,16 +14,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from memlab.arguments.quoting import listed
-from memlab.arguments.units import format_bytes
+from memlab._util.units import format_bytes, listed
 from memlab.config import Checkpointing, Precision, Sharding, StepConfig
-from memlab.techniques.compiling.compilation import asked_by, is_compiled, without
-from memlab.techniques.loss.heads import find_head
-from memlab.techniques.offload import offloading, weight_offloading, weight_reads
-from memlab.techniques.offload.offloading import Offloader
-from memlab.techniques.offload.weight_offloading import OffloadedWeights
+from memlab.techniques.compilation import asked_by, is_compiled, without
+from memlab.techniques.loss.logits import find_head
+from memlab.techniques.offload.offloading import (
+    SMALLEST_BYTES,
+    OffloadedWeights,
+    Offloader,
+    offload_state,
+    update_one_by_one,
+)
 from memlab.techniques.sharding.ranks import local
-from memlab.techniques.source import ScriptLines, together, whole
+from memlab.techniques.source import ScriptLines, inlined, together
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique, switch
 from memlab.trace import PHASES, Category, Phase, Timeline
 
@@ -176,7 +179,7 @@ def _of_host(config: StepConfig, host: HostMemory) -> list[str]:
         return []
     held = f"{format_bytes(host.asked_bytes)} of {names} are held in host memory"
     if not host.asked_bytes:
-        least = format_bytes(offloading.SMALLEST_BYTES)
+        least = format_bytes(SMALLEST_BYTES)
         return [f"{held}: every tensor is smaller than {least}, the least that is offloaded."]
     held += ", in addition to the allocated bytes of the device"
     if host.locked_bytes is None or host.locked_bytes <= host.asked_bytes:
@@ -229,13 +232,13 @@ def source(asked: Setup) -> ScriptLines:
     if config.sharding is not Sharding.NONE:
         return _in_ranks(config)
 
-    files = [offloading]
+    called: list[Any] = []
     place: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     given = ""
 
     if config.offload_parameters:
-        files += [weight_reads, weight_offloading]
+        called += [OffloadedWeights, update_one_by_one, *[find_head] * config.loss_reads_head]
         stay = ", find_head(model)[1].parameters()" if config.loss_reads_head else ""
         place = (
             WEIGHTS_WHY,
@@ -245,6 +248,7 @@ def source(asked: Setup) -> ScriptLines:
 
     fraction = config.offload_fraction if config.offload_activations else 0.0
     is_hooked = config.offload_activations or config.offload_parameters
+    called += [*[Offloader] * is_hooked, *[offload_state] * config.offload_optimizer]
     hooks = (HOOKS_WHY, f"offloader = Offloader(model, {fraction!r}{given})")
     lines = ScriptLines(
         place=place,
@@ -253,7 +257,7 @@ def source(asked: Setup) -> ScriptLines:
         backward_contexts=("offloader.in_backward()",) if config.offload_parameters else (),
         after=after,
     )
-    return together([whole(*files), lines])
+    return together([inlined(*called), lines])
 
 
 def _in_ranks(config: StepConfig) -> ScriptLines:
@@ -268,8 +272,9 @@ def _in_ranks(config: StepConfig) -> ScriptLines:
         optimizer=hooks if is_hooked else (),
         contexts=("offloader",) if is_hooked else (),
     )
-    is_needed = is_hooked or not config.offloads_shards
-    return together([*([whole(offloading)] if is_needed else []), lines])
+    offloads_state = config.offload_optimizer and not config.offloads_shards
+    called = [*[Offloader] * is_hooked, *[offload_state] * offloads_state]
+    return together([inlined(*called), lines])
 
 
 def says(asked: Setup) -> str:

@@ -1,6 +1,6 @@
 """Optimizers, and changes to how they update.
 
-- `optimizers.py` makes optimizers by name. To add one, start here.
-- `optimizer_in_backward.py` updates each parameter, and frees its gradient, during backward.
-- `master_weights.py` and `stochastic_rounding.py` keep small updates of bf16 weights.
+- `optimizers.py`: by name, with PyTorch's defaults; `own.py`: what a person's function makes.
+- `optimizer_in_backward.py`: each gradient is used and freed as soon as it is computed.
+- `weight_formats.py`: bf16 weights with fp32 masters, or rounded at random.
 """

@@ -16,26 +16,56 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
+from memlab._util.torch_private import pytree
+from memlab._util.torch_private.ranks import parts_sent_by
+from memlab._util.torch_private.tensors import has_kernel_for, indices_of, is_registered, values_of
 from memlab.config import Optimizer, OptimizerImplementation, Precision, Sharding, StepConfig
-from memlab.techniques.offload.offloading import offload_state, update_one_by_one
-from memlab.techniques.offload.weight_offloading import OffloadedWeights
-from memlab.techniques.optimizers import (
-    lion,
-    master_weights,
-    optimizer_in_backward,
-    own,
-    several,
-    stochastic_rounding,
-)
+from memlab.techniques.offload.offloading import OffloadedWeights, offload_state, update_one_by_one
+from memlab.techniques.optimizers import optimizer_in_backward, own, weight_formats
 from memlab.techniques.optimizers.optimizer_in_backward import InBackward
 from memlab.techniques.sharding.ranks import FULLY_SHARDED, is_tensor_parallel, local
 from memlab.techniques.sharding.replicated import with_sharded_state
-from memlab.techniques.source import UPDATE, ScriptLines, together, whole
+from memlab.techniques.source import UPDATE, ScriptLines, inlined, together
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique, refuse
-from memlab.torch_private import pytree
-from memlab.torch_private.operators import has_kernel_for, is_registered
-from memlab.torch_private.sent_parts import parts_sent_by
-from memlab.torch_private.tensors import indices_of, values_of
+
+# Lion: the sign of a momentum, with one state for each weight.
+#
+# Source: Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2.
+# Its usual learning rate is a tenth to a third of AdamW's. Left out: kernels for many
+# parameters at once.
+#
+# It is plain PyTorch, of which exported scripts contain what they call.
+
+
+class Lion(torch.optim.Optimizer):
+    """Updates one parameter after another; temporaries are as large as one parameter."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            now, later = group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if "momentum" not in state:
+                    state["momentum"] = torch.zeros_like(parameter)
+                momentum = state["momentum"]
+                update = momentum.mul(now).add_(parameter.grad, alpha=1 - now).sgn_()
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.add_(update, alpha=-group["lr"])
+                momentum.mul_(later).add_(parameter.grad, alpha=1 - later)
+
 
 LEARNING_RATE, ADAFACTOR_LEARNING_RATE = 1e-3, 1e-2
 """PyTorch's defaults for AdamW and Adafactor. Adafactor's rate is relative to a weight's size."""
@@ -222,8 +252,8 @@ def make(
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     if make_optimizer is not None:
-        made = own.made("make_optimizer", make_optimizer, model)
-        return own.checked("make_optimizer", made, model, parameters), None
+        made = own.made_optimizer("make_optimizer", make_optimizer, model)
+        return own.checked_optimizer("make_optimizer", made, model, parameters), None
 
     refuse(_of_complex(config, model))
     if config.has_own_optimizer:
@@ -258,7 +288,7 @@ def _own(
     """Return the optimizer of a person's own function, which is tried for what it is used for."""
     said = f"optimizer={said_of(config)}"
     function = own.looked_up(config.optimizer)
-    kind: Callable[..., torch.optim.Optimizer] = partial(own.made, said, function)
+    kind: Callable[..., torch.optim.Optimizer] = partial(own.made_optimizer, said, function)
     given = _given(config)
 
     def changed(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -266,12 +296,12 @@ def _own(
         return found
 
     # before anything wraps it, so that what is wrong is said of the function itself
-    own.checked(said, kind(parameters), model, parameters)
+    own.checked_optimizer(said, kind(parameters), model, parameters)
     tries: dict[str, Callable[..., Any]] = {
         "optimizer_in_backward": own.one_each,
         "offload_optimizer": own.one_by_one,
         "offload_parameters": own.one_by_one,
-        "precision": partial(own.one_by_one, given=master_weights.given_master_weights),
+        "precision": partial(own.one_by_one, given=weight_formats.given_master_weights),
         "sharding": own.flat,
     }
     for name in (name for name, needed in _needs(config).items() if needed):
@@ -288,8 +318,8 @@ def _own(
 def _given(config: StepConfig) -> Callable[[Any], Any]:
     """Return what changes an optimizer for weights of 16 bits, or leaves it as it is."""
     given = {
-        Precision.BF16_MASTER: master_weights.given_master_weights,
-        Precision.BF16_STOCHASTIC: stochastic_rounding.given_stochastic_rounding,
+        Precision.BF16_MASTER: weight_formats.given_master_weights,
+        Precision.BF16_STOCHASTIC: weight_formats.given_stochastic_rounding,
     }.get(config.precision)
     if given is None or config.is_deepspeed:  # DeepSpeed keeps fp32 copies by itself
         return lambda optimizer: optimizer
@@ -306,7 +336,7 @@ def source(asked: Setup) -> ScriptLines:
     config = asked.config
     if asked.has_make_optimizer:
         made_by = ScriptLines(optimizer=("optimizer = as_one(make_optimizer(model))",))
-        return together([whole(several), made_by])
+        return together([inlined(own.as_one), made_by])
 
     name, options = _name_and_options(config)
     rates = ", ".join(f"{k}={v!r}" for k, v in options.items())
@@ -316,20 +346,21 @@ def source(asked: Setup) -> ScriptLines:
     parts = [ScriptLines(imports=("import bitsandbytes",) if is_eight_bit else ())]
     if config.has_own_optimizer:
         made = "as_one(make_optimizer({}))"
-        parts.append(whole(several))
+        parts.append(inlined(own.as_one))
     elif config.optimizer is Optimizer.MUON:
         made = "make_muon({})"
-        parts += [whole(several), ScriptLines(optimizer=(f"make_muon = {name}(model, {rates})",))]
+        made_by = ScriptLines(optimizer=(f"make_muon = {name}(model, {rates})",))
+        parts += [inlined(own.muon_and_adamw), made_by]
     elif config.optimizer is Optimizer.LION:
         made = f"{name}({{}}, {rates})"
-        parts.append(whole(lion))
+        parts.append(inlined(Lion))
 
     if config.precision is Precision.BF16_MASTER and not config.is_deepspeed:
         made = f"given_master_weights({made})"
-        parts.append(whole(master_weights))
+        parts.append(inlined(weight_formats.given_master_weights))
     if config.precision is Precision.BF16_STOCHASTIC:
         made = f"given_stochastic_rounding({made})"
-        parts.append(whole(stochastic_rounding))
+        parts.append(inlined(weight_formats.given_stochastic_rounding))
     if _offloads_state(config):
         made = f"offload_state({made})"
     if config.offload_parameters and not config.offloads_shards:
@@ -397,17 +428,17 @@ def _maker(
 ) -> Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]:
     """Return a function that makes an optimizer of some parameters."""
     name, options = _name_and_options(config)
-    module: Any = lion if config.optimizer is Optimizer.LION else torch.optim
-    if config.optimizer is Optimizer.ADAMW_8BIT:
+    kind: Any
+    if config.optimizer is Optimizer.MUON:
+        kind = own.muon_and_adamw(model, **options)
+    elif config.optimizer is Optimizer.LION:
+        kind = partial(Lion, **options)
+    elif config.optimizer is Optimizer.ADAMW_8BIT:
         import bitsandbytes  # an optional package, which takes a second to import
 
-        module = bitsandbytes.optim
-
-    kind: Callable[..., torch.optim.Optimizer]
-    if config.optimizer is Optimizer.MUON:
-        kind = several.muon_and_adamw(model, **options)
+        kind = partial(getattr(bitsandbytes.optim, name), **options)
     else:
-        kind = partial(getattr(module, name), **options)
+        kind = partial(getattr(torch.optim, name), **options)
     if config.optimizer is Optimizer.ADAMW_8BIT and config.optimizer_in_backward:
         kind = _sharing_maps(kind)
 

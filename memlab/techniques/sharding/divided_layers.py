@@ -17,11 +17,12 @@ and rows they are DTensors, so every operator there is PyTorch's own rule for di
 whatever it does to features, heads and gradients is right or an error. Sources: the documentation
 of `torch.distributed.tensor`, and Shoeybi et al., Megatron-LM (2019), for columns and rows.
 
-This file imports nothing from memlab, because an exported script contains a copy of it. Which
-layers are divided is found by `tried_layers.py` and `dividing.py`.
+It is plain PyTorch, of which exported scripts contain what they call. Which layers are divided is
+found by `dividing.py`.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -29,6 +30,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import register_sharding
 
 
 class Role(StrEnum):
@@ -192,3 +194,131 @@ def _divided(parameter: nn.Parameter, mesh: DeviceMesh, placement: Placement) ->
     part = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
     own = DTensor.from_local(part.to_local().clone(), mesh, [placement], run_check=False)
     return nn.Parameter(own, requires_grad=parameter.requires_grad)
+
+
+# Attention over divided heads, where PyTorch has no rule of its own: its kernel for a CPU.
+#
+# Heads do not look at one another, so each rank can compute its own. PyTorch says so of its
+# kernels for a card, and `register_sharding` is its way to say it of another one.
+
+DIM_OF_HEADS = 1  # (samples, heads, tokens, size)
+aten = torch.ops.aten
+
+
+def register_attention() -> None:
+    """Tell DTensor how the attention of a CPU, and its backward, may be divided."""
+    forward = aten._scaled_dot_product_flash_attention_for_cpu.default
+    backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    register_sharding(forward)(_forward)
+    register_sharding(backward)(_backward)
+
+
+def _forward(
+    query: Any, key: Any, value: Any, dropout: Any = 0.0, is_causal: Any = False, *,
+    attn_mask: Any = None, scale: Any = None,
+) -> list[Any]:  # fmt: skip
+    return [
+        ([divided] * 2, [divided] * 3 + [None] * 2 + _of_mask(attn_mask, divided))
+        for divided in (Replicate(), Shard(DIM_OF_HEADS))
+    ]
+
+
+def _backward(
+    grad: Any, query: Any, key: Any, value: Any, out: Any, logsumexp: Any, dropout: Any,
+    is_causal: Any, *, attn_mask: Any = None, scale: Any = None,
+) -> list[Any]:  # fmt: skip
+    return [
+        ([divided] * 3, [divided] * 6 + [None] * 2 + _of_mask(attn_mask, divided))
+        for divided in (Replicate(), Shard(DIM_OF_HEADS))
+    ]
+
+
+def _of_mask(mask: Any, divided: Any) -> list[Any]:
+    """Return how a mask is divided: one for all heads is whole in every rank."""
+    if mask is None:
+        return []
+    has_heads = len(mask.shape) == 4 and mask.shape[DIM_OF_HEADS] > 1
+    return [divided if has_heads else Replicate()]
+
+
+# Divided weights as DistributedDataParallel needs them: this rank's parts, as plain
+# parameters.
+#
+# `DistributedDataParallel` averages gradients by reading their memory, and knows no
+# DTensors. So it is given parameters that share the memory of this rank's parts. In a
+# micro-batch the layers use DTensors that are made of these, so that autograd brings their
+# gradients to the parts, where the average is taken over the ranks that hold the same
+# parts. Outside of a micro-batch everything is as without it: the model, its optimizer and
+# its checkpoints hold DTensors, which get the gradients.
+#
+#     weight          DTensor, a parameter of the model: optimizer, clipping, checkpoints
+#       | part        plain, in the same memory: DistributedDataParallel
+#       v
+#     DTensor.from_local(part)        what the layer multiplies by in a micro-batch
+#
+# It is plain PyTorch, of which exported scripts contain what they call. Source:
+# `DTensor.from_local`, through which gradients pass; PyTorch does the same in
+# `torch.distributed.tensor.parallel.ddp`, where the model keeps the parts.
+
+
+class LocalParts:
+    """This rank's parts of a model's divided weights.
+
+    Args:
+        model: whose layers are divided.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._places: list[tuple[dict[str, Any], str, Any]] = []
+        self._parts: dict[Any, nn.Parameter] = {}  # shared weights have one
+        for module in model.modules():
+            own: dict[str, Any] = module._parameters
+            for name, weight in own.items():
+                if isinstance(weight, DTensor):
+                    self._places.append((own, name, weight))
+                    if weight not in self._parts:
+                        part = weight.to_local().detach()
+                        self._parts[weight] = nn.Parameter(part, weight.requires_grad)
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Let the model have its parts as parameters, for who wraps it."""
+        with self._in_place(self._parts):
+            yield
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """Let the layers use DTensors made of the parts, and give their gradients to the weights.
+
+        A gradient that a weight has already goes on to grow.
+        """
+        for weight, part in self._parts.items():
+            part.grad = None if weight.grad is None else weight.grad.to_local()
+            weight.grad = None
+        used = {weight: _of(part, weight) for weight, part in self._parts.items()}
+        try:
+            with self._in_place(used):
+                yield
+        finally:
+            with torch.no_grad():
+                for weight, part in self._parts.items():
+                    weight.grad = None if part.grad is None else _of(part.grad, weight)
+                    part.grad = None
+
+    @contextlib.contextmanager
+    def _in_place(self, others: dict[Any, Any]) -> Iterator[None]:
+        for holder, name, weight in self._places:
+            holder[name] = others[weight]
+        try:
+            yield
+        finally:
+            for holder, name, weight in self._places:
+                holder[name] = weight
+
+
+def _of(part: torch.Tensor, weight: Any) -> DTensor:
+    """Return a DTensor of this rank's part, divided as a weight."""
+    return DTensor.from_local(
+        part, weight.device_mesh, weight.placements, run_check=False,
+        shape=weight.shape, stride=weight.stride(),
+    )  # fmt: skip

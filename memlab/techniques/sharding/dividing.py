@@ -25,25 +25,213 @@ simulated one, which has no values. Left out: sequence parallelism, and convolut
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
+from memlab._util.torch_private import pytree
+from memlab._util.torch_private.tensors import TorchDispatchMode, parameters_of, schema_of
 from memlab.errors import MemlabError
 from memlab.running import is_out_of_memory
-from memlab.techniques.recompute.repeated_blocks import find_stacks
-from memlab.techniques.sharding.divided_layers import Role, features_of
-from memlab.techniques.sharding.divided_operators import (
-    NeedsWholeError,
-    Watch,
-    divided_dim,
-    replicating,
-)
-from memlab.techniques.sharding.tried_layers import TriedLayers, is_layer
-from memlab.torch_private.modules import parameters_of
+from memlab.techniques.checkpointing.blocks import find_stacks
+from memlab.techniques.sharding.divided_layers import DividedLayers, Role, features_of, input_of
+
+# Divided layers of which it is still being found out which they are, and how.
+#
+# A trial gives roles while the model runs, takes them back if an operator cannot be
+# divided, and notes what reads the weights of layers from outside. What stays is
+# `divided_layers.py`.
+
+
+class TriedLayers(DividedLayers):
+    """Layers that get their roles while the model runs, and may lose them.
+
+    Attributes:
+        before: called with a layer and its input before it runs, to give it a role.
+        dims: along which dimension the weight of each divided layer is divided.
+        is_exchanging: whether the ranks send tensors to one another because of a role.
+        read: parameters that operators read outside of the forward of a divided layer; of a divided
+            one also the whole one, which a model may have got hold of before.
+    """
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__(mesh)
+        self.before: Callable[[nn.Module, Any], None] | None = None
+        self.dims: dict[nn.Module, int | None] = {}
+        self.is_exchanging = False
+        self.read: set[nn.Parameter] = set()
+        self._whole_of: dict[nn.Parameter, nn.Parameter] = {}  # by the divided one
+
+    def finish(self) -> None:
+        """Give no more roles, and drop what was needed for it."""
+        self.before = None
+        super().finish()
+        self._whole_of.clear()
+        self.read.clear()
+
+    def undo(self) -> None:
+        """Give all layers their whole weights back."""
+        for parameter in self._whole_of.values():
+            super()._replace(parameter, parameter)
+        self._whole_of.clear()
+        self.read.clear()
+        self.roles.clear()
+        self.dims.clear()
+        self._last = None
+
+    def end(self) -> None:
+        """Undo everything."""
+        self.undo()
+        self.finish()
+
+    def divide(self, module: nn.Module, role: Role, dim: int | None = None) -> None:
+        """Divide the weight of a layer along a dimension; without one, all its parameters stay."""
+        self.dims[module] = dim
+        self.is_exchanging = True  # what is read from here on is read for the division
+        super().divide(module, role, dim)
+        self.is_exchanging = False
+
+    def is_read(self, module: nn.Module) -> bool:
+        """Return whether an operator read a parameter of a divided layer, but not for the layer."""
+        own = [p for p in parameters_of(module).values() if p is not None]
+        return any(p in self.read or self._whole_of.get(p) in self.read for p in own)
+
+    def _replace(self, parameter: nn.Parameter, new: nn.Parameter) -> None:
+        super()._replace(parameter, new)
+        self._whole_of[new] = parameter
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if self.before is not None:
+            self.before(module, input_of(args, options)[1])
+        if self.roles.get(module) not in (None, Role.INSIDE):
+            self.is_exchanging = True
+        return super()._enter(module, args, options)
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> Any:
+        output = super()._leave(module, args, output)
+        self.is_exchanging = False
+        return output
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Return whether a module multiplies by a matrix, or looks rows of it up.
+
+    `Conv1D` is how transformers calls a linear layer with a transposed weight.
+    """
+    if isinstance(module, nn.Embedding):  # these look at the whole weight, or at all tokens
+        is_known = module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
+    else:
+        is_known = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+    own = parameters_of(module)
+    return is_known and own.get("weight") is not None and set(own) <= {"weight", "bias"}
+
+
+# Operators on divided tensors: which of them a trial lets through.
+#
+# DTensor would let more through: it gathers a tensor of which an operator needs the whole,
+# and treats a plain tensor as one that all ranks have alike. The first would cost more than
+# layers that are not divided, and the second gives a plain tensor a gradient of parts.
+
+VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+COLLECTIVES = ("_c10d_functional", "c10d")
+
+
+class NeedsWholeError(Exception):
+    """An operator that runs on parts of tensors needs whole ones."""
+
+
+@contextlib.contextmanager
+def replicating() -> Iterator[None]:
+    """Let plain tensors, which all ranks have alike, meet DTensors: masks, rotations, numbers."""
+    from torch.distributed.tensor.experimental import implicit_replication
+
+    with implicit_replication():
+        yield
+
+
+class Watch(TorchDispatchMode):
+    """Raises NeedsWholeError for an operator on parts whose result would not be right or free."""
+
+    def __init__(self, layers: TriedLayers) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.layers = layers
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at an operator before it runs."""
+        kwargs = kwargs or {}
+        if not self.layers.is_exchanging:
+            self.layers.read.update(_read(func, args, kwargs))
+        if any(issubclass(kind, DTensor) for kind in types):
+            if not self.layers.is_exchanging:
+                _check_heads(func, args, self.layers.mesh.size())
+                _check(func, args, kwargs)
+            return NotImplemented
+        if func.namespace in COLLECTIVES and not self.layers.is_exchanging:
+            raise NeedsWholeError("an operator needs the parts of other ranks")
+        return func(*args, **kwargs)
+
+
+def _read(func: Any, args: Any, kwargs: Any) -> Iterator[nn.Parameter]:
+    """Yield the parameters that an operator reads; of divided ones those that get a gradient.
+
+    A divided one may be looked at, say for its norm, which the loss does not depend on.
+    """
+    has_gradient = torch.is_grad_enabled() and func is not torch.ops.aten.detach.default
+    for given in pytree.tree_leaves((args, kwargs)):
+        if isinstance(given, nn.Parameter) and (has_gradient or not isinstance(given, DTensor)):
+            yield given
+
+
+def _check(func: Any, args: Any, kwargs: Any) -> None:
+    """Raise NeedsWholeError for random numbers, and for gradients of tensors that are whole."""
+    name = func.name().partition("::")[2]
+    if torch.Tag.nondeterministic_seeded in func.tags and _dropout_of(func, args, kwargs) != 0.0:
+        raise NeedsWholeError(
+            f"{name} draws random numbers, and each rank would draw the same for its part"
+        )
+    for given in pytree.tree_leaves((args, kwargs)):
+        is_plain = isinstance(given, torch.Tensor) and not isinstance(given, DTensor)
+        if is_plain and given.requires_grad:
+            raise NeedsWholeError(f"{name} joins it with a tensor that every rank computes whole")
+
+
+def _check_heads(func: Any, args: Any, count: int) -> None:
+    """Raise NeedsWholeError for a view of features as heads that do not divide by the ranks."""
+    dim = divided_dim(args[0]) if func in VIEWS else None
+    if dim is None or dim != args[0].ndim - 1 or len(args[1]) <= args[0].ndim:
+        return
+    shape = list(args[1])
+    if -1 in shape:
+        known = math.prod(size for size in shape if size != -1)
+        shape[shape.index(-1)] = args[0].numel() // known
+    if shape[:dim] == list(args[0].shape[:dim]) and shape[dim] % count:
+        raise NeedsWholeError(
+            f"its output is {shape[dim]} heads, which do not divide by {count} ranks; use a number "
+            f"of ranks by which {shape[dim]} divides"
+        )
+
+
+def _dropout_of(func: Any, args: Any, kwargs: Any) -> float | None:
+    """Return the dropout of an attention; None of other operators, which always draw."""
+    for position, argument in enumerate(schema_of(func).arguments):
+        if argument.name == "dropout_p":
+            given = args[position] if position < len(args) else kwargs.get("dropout_p")
+            return float(argument.default_value if given is None else given)
+    return None
+
+
+def divided_dim(given: Any) -> int | None:
+    """Return along which dimension a layer's input is divided; None if it is whole."""
+    if not isinstance(given, DTensor):
+        return None
+    placement = given.placements[0]
+    return placement.dim if isinstance(placement, Shard) else None
+
 
 Key = tuple[str, str]
 Loss = Callable[[], torch.Tensor]

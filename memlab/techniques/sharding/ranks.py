@@ -7,10 +7,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from memlab._util.torch_private.tensors import is_wrapper
 from memlab.config import FULLY_SHARDED as FULLY_SHARDED
 from memlab.config import Sharding, StepConfig
 from memlab.errors import UnsupportedError
-from memlab.torch_private.tensors import is_wrapper
 
 REPLICATED = (Sharding.DDP, Sharding.ZERO1)
 SEEDS_BETWEEN_RANKS = 1_000_003  # more than any run has steps, so that no two draw alike

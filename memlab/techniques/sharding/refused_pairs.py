@@ -1,13 +1,13 @@
 """What other techniques do not go with a strategy of several ranks, and why.
 
 Each refusal is data, as `Technique` says. What DeepSpeed's engine does not do is in
-`deepspeed_settings.py`.
+`deepspeed_engine.py`.
 """
 
 from collections.abc import Iterator
 
 from memlab.config import Optimizer, OptimizerImplementation, Precision, Sharding, StepConfig
-from memlab.techniques.compiling.compilation import asked_by, is_compiled, without
+from memlab.techniques.compilation import asked_by, is_compiled, without
 from memlab.techniques.sharding.ranks import FULLY_SHARDED, REPLICATED, is_tensor_parallel
 from memlab.techniques.technique import Refusal
 

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.distributed as dist
 
-from memlab.config import Sharding, StepConfig
-from memlab.techniques.sharding import deepspeed_settings, refused_pairs
+from memlab._util.torch_private.tensors import are_tensors_fake
+from memlab.config import WITH_TENSOR_PARALLEL, Sharding, StepConfig
+from memlab.techniques.sharding import deepspeed_engine, refused_pairs
 from memlab.techniques.sharding.rank_model import Sharded
 from memlab.techniques.sharding.ranks import (
     REPLICATED,
@@ -24,9 +25,95 @@ from memlab.techniques.sharding.ranks import (
     part_of,
 )
 from memlab.techniques.sharding.sharding_source import source
-from memlab.techniques.sharding.words import CONTROLS, says
-from memlab.techniques.technique import Keeps, Refusal, Saving, Setup, Technique
-from memlab.torch_private.dispatch import are_tensors_fake
+from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique, switch
+
+# What the panel says of ranks: the words of its controls, and who computes and holds what.
+
+WITH_RANKS = tuple(sharding for sharding in Sharding if sharding is not Sharding.NONE)
+OFFERED = {
+    Sharding.NONE: "none: one device",
+    Sharding.DDP: "ddp: each rank holds all",
+    Sharding.ZERO1: "zero1: divide the optimizer state",
+    Sharding.ZERO2: "zero2: and the gradients",
+    Sharding.ZERO3: "zero3: and the parameters",
+    Sharding.HYBRID: "hybrid: zero3 within groups",
+    Sharding.TENSOR: "tensor: divide each layer",
+}
+GROUPS = (None, 2, 4, 8, 16, 32, 64)
+TENSOR_PARALLEL = (1, 2, 4, 8, 16)
+
+
+def says(asked: Setup) -> str:
+    """Say who computes what and keeps what between updates."""
+    config = asked.config
+    if config.sharding is Sharding.NONE:
+        return ""
+    if config.world_size == 1:
+        return "one rank computes all samples and keeps everything"
+    return f"{_computes(config)}{_keeps(config)}"
+
+
+def _computes(config: StepConfig) -> str:
+    ranks = config.world_size
+    together = ranks // config.data_parallel_size  # ranks that compute the same samples
+    if together == ranks:
+        return f"all {ranks} ranks compute the same {config.batch_size} samples"
+    who = f"each of {ranks} ranks" if together == 1 else f"each {together} of {ranks} ranks"
+    verb = "computes" if together == 1 else "compute"
+    return f"{who} {verb} {config.rank_batch_size} of {config.batch_size} samples"
+
+
+def _keeps(config: StepConfig) -> str:
+    """Return what a rank keeps, as the end of a sentence; "" for what its name does not tell."""
+    divided = config.world_size if config.shard_group_size is None else config.shard_group_size
+    copies = config.world_size // divided
+    return {
+        Sharding.DDP: " and keeps the whole model",
+        Sharding.ZERO1: f" and keeps the model, and 1/{config.data_parallel_size} of the states",
+        Sharding.ZERO2: f" and keeps 1/{divided} of the model, which is gathered once a step",
+        Sharding.ZERO3: f" and keeps 1/{divided} of the model; its blocks are gathered to run",
+        Sharding.HYBRID: f" and keeps 1/{divided} of the model, of which there are {copies} copies",
+    }.get(config.sharding, "")
+
+
+CONTROLS = (
+    Control(
+        field="sharding",
+        label="Sharding",
+        named=lambda value: "one device" if value == Sharding.NONE else str(value),
+        in_words=lambda value: OFFERED.get(value, str(value)),
+    ),
+    Control(
+        field="world_size",
+        label="World size",
+        named=lambda value: "1 rank" if value == 1 else f"{value} ranks",
+        only_with={"sharding": WITH_RANKS},
+    ),
+    Control(
+        field="shard_group_size",
+        label="Ranks in a group",
+        named=lambda value: "no groups" if value is None else f"groups of {value}",
+        offered=GROUPS,
+        in_words=lambda value: "not chosen" if value is None else str(value),
+        only_with={"sharding": Sharding.HYBRID},
+    ),
+    Control(
+        field="tensor_parallel_size",
+        label="Tensor parallel",
+        named=lambda value: "no tensor parallelism" if value == 1 else f"tensor parallel {value}",
+        offered=TENSOR_PARALLEL,
+        in_words=lambda value: "off" if value == 1 else f"{value} ranks",
+        only_with={"sharding": WITH_TENSOR_PARALLEL},
+    ),
+    switch(
+        "sync_each_micro_batch",
+        "average gradients after every micro-batch",
+        on="averaged after every micro-batch",
+        off="averaged once an update",
+        only_with={"sharding": WITH_RANKS},
+    ),
+)
+
 
 CARDS_OF_A_MACHINE = 8  # as most machines with NVLink have
 NOTHING_TO_WAIT_FOR = (
@@ -61,14 +148,14 @@ def divide(
 
     check_group(config)
     # late, since these import much of torch.distributed
-    from memlab.techniques.sharding import fully_sharded, named_layers, tensor_parallel
+    from memlab.techniques.sharding import fully_sharded, tensor_parallel
 
     before = sum(p.nbytes for p in model.parameters())
     mesh = fully_sharded.make_mesh(config, device.type)
     row = fully_sharded.dimension(mesh, "tensor")
     found = tensor_parallel.apply(model, row, loss_of_few)
     notes = tensor_parallel.notes(found, before)
-    return Divided(mesh=mesh, layers=named_layers.layers_by_path(found), notes=notes)
+    return Divided(mesh=mesh, layers=tensor_parallel.layers_by_path(found), notes=notes)
 
 
 def apply(
@@ -90,19 +177,13 @@ def apply(
 
     check_group(config)
     # late, since these import much of torch.distributed
-    from memlab.techniques.sharding import (
-        fully_sharded,
-        replicated,
-        same_calls,
-        shards,
-        tensor_parallel,
-    )
+    from memlab.techniques.sharding import fully_sharded, rank_model, replicated, tensor_parallel
 
     run_model, group = model, None
     if config.sharding in REPLICATED and divided is not None:
-        from memlab.techniques.sharding import local_parts
+        from memlab.techniques.sharding import divided_layers
 
-        parts = local_parts.LocalParts(model)
+        parts = divided_layers.LocalParts(model)
         group = fully_sharded.dimension(divided.mesh, "replicate").get_group()
         with parts.shown():
             run_model = replica = replicated.replicate(model, group)
@@ -116,9 +197,9 @@ def apply(
         mesh = fully_sharded.make_mesh(config, device.type) if divided is None else divided.mesh
         fully_sharded.shard(model, config, mesh)
         gc.collect()  # whole weights may be in cycles: those of bitsandbytes know their module
-        context = shards.in_micro_batch(model)
+        context = fully_sharded.in_micro_batch(model)
         if not config.compile and not are_tensors_fake():  # hooks would divide the graph
-            context = same_calls.checked_once(model, context, device)
+            context = rank_model.checked_once(model, context, device)
         context = context if divided is None else tensor_parallel.in_micro_batch(context)
 
     return Sharded(
@@ -181,13 +262,13 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
         said += f", tensor_parallel_size={config.tensor_parallel_size}"
     yield from refused_pairs.refusals(config, said)
     if config.is_deepspeed:
-        yield from deepspeed_settings.refusals(config, said)
+        yield from deepspeed_engine.refusals(config, said)
 
 
 def notes(asked: Setup) -> list[str]:
     """Say what the ranks do that one process does not."""
     config = asked.config
-    own = deepspeed_settings.notes(config) if config.is_deepspeed else []
+    own = deepspeed_engine.notes(config) if config.is_deepspeed else []
     if config.sharding is Sharding.NONE:
         return own
     if config.accumulation_steps == 1:

@@ -4,21 +4,120 @@ They belong to `sharding.py`: what it applies in memlab, these lines apply in a 
 runs in every rank, and `dist`, `rank` and `num_ranks` exist in all of its lines.
 """
 
+from collections.abc import Mapping
+
+from memlab._util.torch_private.ranks import parts_sent_by
+from memlab._util.units import quoted
 from memlab.config import Sharding, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.techniques.batches import is_own_kind
 from memlab.techniques.precision import AUTOCAST_DTYPE
-from memlab.techniques.recompute import nesting, repeated_blocks
-from memlab.techniques.sharding import deepspeed_start, divided_source, replicated, shards
-from memlab.techniques.sharding.deepspeed_settings import (
-    USUAL_BUCKET,
-    deepspeed_settings,
-)
+from memlab.techniques.sharding import deepspeed_engine, fully_sharded, replicated
+from memlab.techniques.sharding.deepspeed_engine import USUAL_BUCKET, deepspeed_settings
 from memlab.techniques.sharding.fully_sharded import mesh_of
 from memlab.techniques.sharding.ranks import FULLY_SHARDED, REPLICATED, is_tensor_parallel
-from memlab.techniques.source import ScriptLines, together, whole
+from memlab.techniques.source import PLACE, ScriptLines, inlined, together
 from memlab.techniques.technique import Setup
 from memlab.workload import Workload
+
+# The lines of a script whose ranks divide layers, as a trial of the model has found them.
+#
+# The script makes no trial: it holds what was found, and the files that divide by it.
+
+TABLE = "# how ranks divide each layer, and along which dimension of its weight; * is any number"
+SAME = "# all ranks compute the same samples, and each its part of these layers"
+SAME_OF_FEW = "# every {} ranks compute the same samples, and each its part of these layers"
+AS_ONE = "# ranks that divide layers compute the same samples, so here they count as one"
+ALIKE = "# tensors that all ranks have alike, such as masks, meet divided ones"
+COPIES = "# the ranks that hold the same parts average their gradients while backward goes on"
+ATTENTION = "register_attention()  # for which PyTorch has no rule on a CPU"
+
+
+def divided_lines(asked: Setup, mesh: str) -> ScriptLines:
+    """Return what a script needs for divided layers; nothing if ranks do not divide any.
+
+    Args:
+        asked: with the layers.
+        mesh: the expression that makes the mesh of all ranks.
+    """
+    config = asked.config
+    if not is_tensor_parallel(config):
+        return ScriptLines()
+    if asked.layers is None:
+        raise UnsupportedError(
+            f"{said(config)} has no script of its settings alone, because which layers are divided "
+            "depends on the model; use memlab.export_script"
+        )
+    # late, since these import much of torch.distributed
+    from memlab.techniques.sharding.divided_layers import (
+        LocalParts,
+        divide_layers,
+        register_attention,
+    )
+
+    is_copied, is_cpu = config.sharding in REPLICATED, asked.device.type == "cpu"
+    sends_updated = config.sharding is Sharding.ZERO1
+    called = [divide_layers, *[register_attention] * is_cpu, *[LocalParts] * is_copied]
+    called += [parts_sent_by] * sends_updated
+    is_all = config.sharding is Sharding.TENSOR
+    why = SAME if is_all else SAME_OF_FEW.format(config.tensor_parallel_size)
+    lines = ScriptLines(
+        imports=(
+            "from torch.distributed.device_mesh import init_device_mesh",
+            "from torch.distributed.tensor.experimental import implicit_replication",
+        ),
+        functions=(_table(asked.layers),),
+        place=(
+            PLACE,
+            *[ATTENTION] * is_cpu,
+            why,
+            f"ranks = {mesh}",
+            'divide_layers(model, ranks["tensor"], DIVIDED_LAYERS)',
+        ),
+        optimizer=("parts_sent_by(optimizer)",) if sends_updated else (),
+        around=(*["local_parts.used()"] * is_copied, ALIKE, "implicit_replication()"),
+    )
+    return together([inlined(*called), lines])
+
+
+def replicated_parts_lines() -> ScriptLines:
+    """Return the lines that average the gradients of those ranks that hold the same parts."""
+    return ScriptLines(
+        model=(
+            COPIES,
+            'group = ranks["replicate"].get_group()',
+            "local_parts = LocalParts(model)",
+            "with local_parts.shown():",
+            "    model = replicate(model, group)",
+        )
+    )
+
+
+def who(config: StepConfig) -> tuple[str, ...]:
+    """Return the lines that say which part of a batch a rank computes, of how many."""
+    if config.sharding is Sharding.TENSOR:
+        return ()
+    number, count = "dist.get_rank()", "dist.get_world_size()"
+    if not is_tensor_parallel(config):
+        return (f"rank, num_ranks = {number}, {count}",)
+    size = config.tensor_parallel_size
+    return (AS_ONE, f"rank, num_ranks = {number} // {size}, {count} // {size}")
+
+
+def said(config: StepConfig) -> str:
+    """Return the settings that divide layers, as the beginning of a sentence."""
+    strategy = f"sharding={str(config.sharding)!r}"
+    if config.sharding is Sharding.TENSOR:
+        return strategy
+    return f"{strategy}, tensor_parallel_size={config.tensor_parallel_size}"
+
+
+def _table(layers: Mapping[str, tuple[str, int | None]]) -> str:
+    rows = [
+        f"    {quoted(path)}: ({quoted(role)}, {dim!r})," for path, (role, dim) in layers.items()
+    ]
+    return "\n".join([TABLE, "DIVIDED_LAYERS = {", *rows, "}"])
+
 
 BY_DEEPSPEED = ("offload_activations", "offload_parameters", "offload_optimizer")
 TERMS = (
@@ -63,14 +162,14 @@ def source(asked: Setup) -> ScriptLines:
     own = ScriptLines(
         imports=("import torch.distributed as dist",),
         functions=(MEAN,),
-        before=divided_source.who(config),
+        before=who(config),
         model=(AVERAGED,) if is_averaged_late else (),
         around=(NO_SYNC, f"average_after(index == {config.accumulation_steps - 1})")
         if is_averaged_late
         else (),
         after=("model = model.module",) if is_replicated else (),
     )
-    divided = divided_source.source(asked, mesh_made(config))
+    divided = divided_lines(asked, mesh_made(config))
     return together([files_of(config), strategy_lines(config), own, divided])
 
 
@@ -78,7 +177,7 @@ def strategy_lines(config: StepConfig) -> ScriptLines:
     """Return the lines that copy or shard a model, whose layers may be divided already."""
     is_divided = is_tensor_parallel(config)
     if config.sharding in REPLICATED:
-        return divided_source.replicated_lines() if is_divided else replicated_lines()
+        return replicated_parts_lines() if is_divided else replicated_lines()
     if config.sharding in FULLY_SHARDED:
         return sharded_lines(config, 'ranks["shard"]' if is_divided else "")
     return ScriptLines()
@@ -96,11 +195,12 @@ def mesh_made(config: StepConfig) -> str:
 
 
 def files_of(config: StepConfig) -> ScriptLines:
-    """Return the files of memlab that a script of several ranks contains whole."""
+    """Return the functions of memlab that a script of several ranks calls."""
     if config.sharding in REPLICATED:
-        return whole(replicated)
+        more = [replicated.with_sharded_state] if config.sharding is Sharding.ZERO1 else []
+        return inlined(replicated.replicate, replicated.in_micro_batch, *more)
     if config.sharding in FULLY_SHARDED:
-        return whole(nesting, repeated_blocks, shards)
+        return inlined(fully_sharded.shard_blocks, fully_sharded.in_micro_batch)
     return ScriptLines()
 
 
@@ -159,11 +259,11 @@ def deepspeed_lines(config: StepConfig, workload: Workload | None) -> ScriptLine
     loss = "loss * weight" if has_weight(config, workload) else "loss"
     last = f"model.set_gradient_accumulation_boundary(index == {config.accumulation_steps - 1})"
     return together([
-        whole(deepspeed_start),
+        inlined(deepspeed_engine.started_engine),
         ScriptLines(
             imports=("import torch.distributed as dist",),
             functions=(MEAN,),
-            before=divided_source.who(config),
+            before=who(config),
             optimizer=(
                 "settings = {",
                 *settings,

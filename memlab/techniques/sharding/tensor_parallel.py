@@ -8,19 +8,18 @@ over the columns what the row has left of each weight.
 """
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from memlab.arguments.units import format_bytes
+from memlab._util.units import format_bytes
 from memlab.errors import UnsupportedError
-from memlab.techniques.sharding import divided_attention
-from memlab.techniques.sharding.divided_layers import Role
-from memlab.techniques.sharding.divided_operators import replicating
-from memlab.techniques.sharding.dividing import Division, divide
-from memlab.techniques.sharding.local_parts import LocalParts
+from memlab.techniques.sharding import divided_layers
+from memlab.techniques.sharding.divided_layers import LocalParts, Role
+from memlab.techniques.sharding.dividing import Division, divide, replicating
 from memlab.techniques.sharding.ranks import local
 
 MOST_NAMES = 12  # of layers in a note
@@ -37,7 +36,7 @@ def apply(model: nn.Module, mesh: DeviceMesh, loss_of_few: Callable[[], torch.Te
     Raises:
         UnsupportedError: no layer can be divided.
     """
-    divided_attention.register_attention()
+    divided_layers.register_attention()
     found = divide(model, mesh, loss_of_few)
     if not found.layers.roles:
         whole = "".join(f"; {layers}: {why}" for layers, why in _by_reason(found.whole))
@@ -105,3 +104,38 @@ def _by_reason(reasons: dict[str, str]) -> Iterator[tuple[str, str]]:
 def _few(names: list[str]) -> str:
     more = len(names) - MOST_NAMES
     return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+# Divided layers by their paths: what a trial has found, for a script that makes no trial.
+
+How = tuple[str, int | None]
+"""The role of a layer, and the dimension along which its weight is divided."""
+
+
+def layers_by_path(found: Division) -> dict[str, How]:
+    """Return how each layer is divided, by its path, in the order of the forward.
+
+    Layers whose paths differ in numbers only, as those of repeated blocks do, are one entry with
+    `*` for the numbers, if all modules with such a path are divided alike. Layers that share a
+    weight are divided by the first of them, so each keeps its place.
+
+    >>> as_pattern("model.layers.11.mlp.up")
+    'model.layers.*.mlp.up'
+    """
+    layers = found.layers
+    paths = {module: path for path, module in found.model.named_modules()}
+    how = {module: (str(role), layers.dims[module]) for module, role in layers.roles.items()}
+    alike: dict[str, set[How | None]] = defaultdict(set)
+    for module, path in paths.items():
+        alike[as_pattern(path)].add(None if module in found.shared else how.get(module))
+
+    by_path: dict[str, How] = {}
+    for module, own in how.items():
+        pattern = as_pattern(paths[module])
+        by_path[pattern if alike[pattern] == {own} else paths[module]] = own
+    return by_path
+
+
+def as_pattern(path: str) -> str:
+    """Return a path with `*` in place of each number."""
+    return ".".join("*" if name.isdigit() else name for name in path.split("."))

@@ -12,7 +12,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from memlab._panel.history import FILE_NAME
+from memlab._panel.runs import FILE_NAME
 from tests import ROOT
 from tests.system.browser import lab_browser, panel_page
 from tests.system.browser.pages import IS_TRACED, Pages

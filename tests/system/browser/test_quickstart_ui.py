@@ -42,8 +42,8 @@ def test_a_slider_moved_by_keyboard_is_what_runs_and_what_is_shown(page, panel):
     assert {k: v for k, v in result.items() if k != "run"} == in_python
     shown = in_kernel(
         page,
-        "[memlab.arguments.units.format_bytes(panel.result.peak_allocated_bytes), "
-        "memlab.arguments.units.format_seconds(panel.result.step_seconds)]",
+        "[memlab._util.units.format_bytes(panel.result.peak_allocated_bytes), "
+        "memlab._util.units.format_seconds(panel.result.step_seconds)]",
     )
     wait_for(lambda: first_row(panel)["peak measured"] == shown[0])
     row = first_row(panel)

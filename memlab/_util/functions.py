@@ -1,0 +1,106 @@
+"""The names of functions, and whether two of them are the same one, made by a call each."""
+
+import types
+from functools import partial
+from typing import Any
+
+from memlab._util.units import is_a, shown
+
+
+def named(function: Any) -> str:
+    """Return the import path of a function, and what tells it from others of this path.
+
+    >>> named(partial(round, ndigits=2))
+    'partial(builtins.round, ndigits=2)'
+    >>> def adder(number):
+    ...     def add(value):
+    ...         return value + number
+    ...     return add
+    >>> named(adder(2))
+    'memlab._util.functions.adder.<locals>.add(number=2)'
+    """
+    if isinstance(function, partial):
+        given = [*map(_value, function.args), *_values(function.keywords)]
+        return f"partial({', '.join([named(function.func), *given])})"
+
+    name = getattr(function, "__qualname__", type(function).__name__)
+    path = f"{getattr(function, '__module__', '')}.{name}"
+    if not is_a(function, types.FunctionType):
+        return path
+    code, cells = function.__code__, function.__closure__ or ()
+    if code.co_name == "<lambda>":
+        columns = [column for *_, column, _ in code.co_positions() if column]
+        path += f" at {code.co_firstlineno}:{min(columns, default=0)}"
+    held = zip(code.co_freevars, cells, strict=True)
+    values = _values({key: _content(cell) for key, cell in held})
+    return f"{path}({', '.join(values)})" if values else path
+
+
+def _values(given: dict[str, Any]) -> list[str]:
+    return [f"{name}={_value(value)}" for name, value in given.items()]
+
+
+def _value(value: Any) -> str:
+    """Return a value as text without its address, which is another one in each process."""
+    own: Any = type(value).__repr__
+    if callable(value) or own is object.__repr__:
+        return str(getattr(value, "__qualname__", type(value).__name__))
+    return shown(value)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it has none yet
+        return None
+
+
+def is_same_function(one: Any, other: Any) -> bool:
+    """Return whether two functions run the same code on equal values.
+
+    A lambda that is made in every call of another function is the same one each time, whatever
+    variables it uses. Values that cannot be compared count as equal.
+
+    >>> def adder(number):
+    ...     return lambda value: value + number
+    >>> is_same_function(adder(1), adder(2)), is_same_function(adder(1), len)
+    (True, False)
+    >>> is_same_function(partial(round, ndigits=1), partial(round, ndigits=2))
+    False
+    """
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+
+    if is_a(one, types.FunctionType):
+        return all(
+            getattr(one, name) == getattr(other, name)
+            for name in ("__code__", "__module__", "__qualname__")
+        )
+    if is_a(one, types.MethodType):
+        is_same = is_same_function(one.__func__, other.__func__)
+        return is_same and is_same_function(one.__self__, other.__self__)
+    if is_a(one, partial):
+        return (
+            is_same_function(one.func, other.func)
+            and _are_same(one.args, other.args)
+            and one.keywords.keys() == other.keywords.keys()
+            and _are_same(one.keywords.values(), other.keywords.values())
+        )
+
+    if is_a(one, type):
+        return bool((one.__module__, one.__qualname__) == (other.__module__, other.__qualname__))
+
+    # an object that can be called, or a value; without an __eq__ its class has to do
+    compare: Any = type(one).__eq__
+    if compare is object.__eq__:
+        return True
+    try:
+        return bool(one == other)
+    except Exception:  # tensors and arrays of several numbers are neither true nor false
+        return True
+
+
+def _are_same(some: Any, others: Any) -> bool:
+    return len(some) == len(others) and all(map(is_same_function, some, others))

@@ -1,0 +1,12 @@
+"""The command line: `memlab` and `python -m memlab`, by click.
+
+Words of a terminal come in; text or one JSON object on stdout and an exit code go out. Each command
+calls one public function of memlab.
+
+- `group.py`: the commands together. Start here. `commands.py`: one or several settings.
+- `options.py`: which workload a word names, an option for each field of `StepConfig`, and what is
+  printed.
+- `doctor.py`: `memlab doctor`; `machine.py`: what this machine has and what works here;
+  `verdict.py`: how good predictions are here; `device_visit.py`: cases carried out on a device, as
+  lines of a record.
+"""

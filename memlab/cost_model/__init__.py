@@ -1,0 +1,11 @@
+"""What operators cost: seconds, and the memory that they take beside their outputs.
+
+- `recorded_step.py` traces a step for a CPU or a card, with the memory and time of its kernels.
+  Start here. `targets.py` decides which of the files below are used.
+- For a CPU, operators are run alone, once: `calibration.py`; `overheads.py` finds what Python adds.
+  `cost_store.py` caches the costs on disk, `measured_runs.py` compares them with measured steps.
+- For a card, `cuda_kernels.py` has rules for memory and `roofline.py` for time, with the factors of
+  `kernel_times.json`. To add a rule for a CUDA kernel, start with `cuda_kernels.py`.
+- `links.py`: collectives between cards; `overlap.py`: operators on several streams.
+- `host.py` estimates the time that Python takes.
+"""

@@ -1,0 +1,234 @@
+"""Record a step as a device would run it, with the memory and time of its kernels.
+
+A prediction, a plan and the list of a step's operators all begin with `from_recorded_step`. Each
+gives it a function of a `RecordedStep`. If a person's model raises an error, they get a `Failure`.
+Left out: compiled steps and fp8, which are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+
+from memlab._util.torch_private.tensors import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
+from memlab.config import Precision, StepConfig
+from memlab.cost_model.targets import Kernels, kernels_of
+from memlab.devices.cards import Target
+from memlab.devices.generators import preserved_random_state
+from memlab.errors import UnsupportedError
+from memlab.result import Outcome
+from memlab.running import Progress, Report, explain
+from memlab.techniques import every
+from memlab.techniques.compilation import is_compiled
+from memlab.techniques.technique import Plan
+from memlab.tracing import fake_cuda, transformers_attention
+from memlab.tracing.program import Program
+from memlab.tracing.record_step import record_step
+from memlab.tracing.tracker import Tracker
+from memlab.workload import Workload
+
+Made = TypeVar("Made")
+Recorded = TypeVar("Recorded")
+
+OF_JAGGED = "create_symbolic_nested_int"  # torch's function for a size that differs by sample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RecordedStep:
+    """A step over fake tensors, as a target would run it.
+
+    Attributes:
+        config: how the step trains.
+        target: a CPU, or a CUDA card that need not be there.
+        device: the device of its fake tensors.
+        program: the recording.
+        report: called while operators run alone.
+    """
+
+    config: StepConfig
+    target: Target
+    device: torch.device
+    program: Program
+    report: Report
+
+    def kernels(self, *, doubted_before: float | None = None, timed: bool = True) -> Kernels:
+        """Return the memory and time of its kernels; the arguments are those of `kernels_of`.
+
+        With `timed=False` a card has no times either.
+        """
+        text = "running new operators alone"
+        card, target = self.target.card, self.target
+        if card is not None and (self.config.offloads_shards or not timed):
+            # if the host updates the weights, no rate of the card says in what time
+            target = replace(target, card=replace(card, memory_bytes_per_second=None))
+        return kernels_of(
+            self.program,
+            self.config.micro_batch_sizes,
+            target,
+            lambda share: self.report(Progress(text=text, fraction=share)),
+            tf32_matmul=self.config.precision is Precision.TF32,
+            doubted_before=doubted_before,
+            timed=timed,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Why a step could not be recorded, or the function given to `from_recorded_step` failed.
+
+    Attributes:
+        outcome: never ok.
+        message: a sentence that says why.
+        parameter_formats: number formats of the model's parameters; empty if it was not built.
+    """
+
+    outcome: Outcome
+    message: str
+    parameter_formats: tuple[str, ...] = ()
+
+
+def from_recorded_step(
+    make: Callable[[RecordedStep], Made],
+    workload: Workload,
+    config: StepConfig,
+    target: Target,
+    *,
+    seed: int,
+    plan: Plan | None = None,
+    every_rank: bool = True,
+    report: Report,
+    purpose: str,
+) -> Made | Failure:
+    """Record a step in this process and return the result of `make`, or why there is none.
+
+    Args:
+        make: called with the recorded step. An error that it raises becomes a `Failure` too.
+        workload: what is trained.
+        config: how.
+        target: a CPU, or a CUDA card that need not be there.
+        seed: set before the model, the batch and each step.
+        plan: of the config's memory budget.
+        every_rank: whether ranks that hold less than the one that holds most are recorded too.
+        report: called with the progress. It may raise an error to stop the recording.
+        purpose: the end of the progress text, such as "on fake tensors".
+    """
+
+    def record(device: torch.device, tracker: Tracker) -> RecordedStep:
+        program = record_step(workload, config, device, seed, tracker, plan, every_rank=every_rank)
+        return RecordedStep(
+            config=config, target=target, device=device, program=program, report=report
+        )
+
+    text = f"recording {workload.name} {purpose}"
+    return from_recording(record, make, config, target, report=report, text=text)
+
+
+def from_recording(
+    record: Callable[[torch.device, Tracker], Recorded],
+    make: Callable[[Recorded], Made],
+    config: StepConfig,
+    target: Target,
+    *,
+    report: Report,
+    text: str,
+) -> Made | Failure:
+    """Record something in this process and return the result of `make`, or why there is none.
+
+    Args:
+        record: called where tensors dispatch as on the target, with their device.
+        make: called with what it returns. An error that it raises becomes a `Failure` too.
+        config: how the step trains.
+        target: a CPU, or a CUDA card that need not be there.
+        report: called with the progress. It may raise an error to stop the recording.
+        text: of the progress.
+    """
+    tracker, threads = None, torch.get_num_threads()
+    try:
+        _check(config, target)
+        torch.set_num_threads(config.threads_of_rank(threads))  # kernels take memory by them
+        fake_cuda.device()  # autograd counts the devices at the first backward of a process
+        with (
+            transformers_attention.flash_attn_as_on_card(config.attention),
+            transformers_attention.flex_attention_as_on_card(config.attention),
+            _recording_for(target) as device,
+            preserved_random_state(torch.device("cpu")),
+        ):
+            tracker = Tracker(device.type)
+            report(Progress(text=text, fraction=0.1))
+            recorded = record(device, tracker)
+        return make(recorded)
+    except (Exception, SystemExit) as error:  # what a person's model raises is an outcome
+        failure = _failure(error, tracker)
+        # the error and its frames refer to one another, and the frames to a model built for real,
+        # which would stay beside that of the next prediction
+        traceback.clear_frames(error.__traceback__)
+    finally:
+        torch.set_num_threads(threads)
+    del tracker
+    gc.collect()
+    return failure
+
+
+def _check(config: StepConfig, target: Target) -> None:
+    """Raise UnsupportedError if the step cannot be recorded or the card cannot run it."""
+    # the check of an optimizer may import its library, which must not happen during a recording
+    every.check(config, torch.device(target.kind), target.card)
+    if is_compiled(config):
+        raise UnsupportedError(
+            "predict knows eager steps only: what a compiled step keeps is decided while it "
+            "compiles; use memlab.measure, or compile=False and budget_engine='eager'"
+        )
+    if config.precision is Precision.FP8_MIXED:
+        raise UnsupportedError(
+            "precision='fp8-mixed' cannot be predicted: what torchao's fp8 layers hold is not "
+            "known before they run; use memlab.measure on such a card, or precision='bf16-mixed'"
+        )
+
+
+@contextlib.contextmanager
+def _recording_for(target: Target) -> Iterator[torch.device]:
+    """Yield the device on which fake tensors dispatch as they would on the target."""
+    if target.kind == "cpu":
+        yield torch.device("cpu")
+    else:
+        capability = None if target.card is None else target.card.compute_capability
+        with fake_cuda.as_cuda(capability, target.card) as device:
+            yield device
+
+
+def _failure(error: BaseException, tracker: Tracker | None) -> Failure:
+    place = "building the step" if tracker is None else tracker.place()
+    outcome, message = explain(_in_other_words(error, place), place)
+    if outcome is Outcome.OUT_OF_MEMORY:  # this machine's memory, not the step's
+        outcome = Outcome.UNSUPPORTED
+        message = f"the prediction itself needs more memory than there is: {message}"
+    formats = () if tracker is None else tracker.recording.parameter_formats
+    return Failure(outcome=outcome, message=message, parameter_formats=formats)
+
+
+def _in_other_words(error: BaseException, place: object) -> BaseException:
+    """Return an error with a clear message instead of one that only a fake tensor can raise."""
+    text = str(error).splitlines()[0] if str(error) else ""
+    is_numpy = "not supported for tensor subclasses" in text
+    if is_numpy or isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        return UnsupportedError(
+            f"{place}: the model reads values of a tensor ({text}), which a prediction does not "
+            "have; read them in make_batch, or use memlab.measure"
+        )
+    frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if OF_JAGGED in frames:
+        return UnsupportedError(
+            f"{place}: the model makes a nested tensor of jagged layout, whose sizes differ from "
+            "sample to sample, which a prediction does not follow; pad the samples to one length, "
+            "or use memlab.measure"
+        )
+    return error

@@ -1,0 +1,760 @@
+"""`SourceReading`: collects what becomes of each field while a source is read.
+
+A field that no rule names is reported as not imported, so none can be lost without a word.
+"""
+
+import copy
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import torch
+
+from memlab._util.checks import count
+from memlab._util.tables import columns_table, facts_table
+from memlab._util.units import is_a, printable, shown
+from memlab.config import StepConfig
+from memlab.errors import WorkloadError
+from memlab.workload import Workload
+
+# `ImportedTraining`: what became of a configured trainer or of a config file.
+
+
+class FieldStatus(StrEnum):
+    """What became of a field of the source."""
+
+    IMPORTED = "imported"
+    NOT_CONCERNED = "not concerned"
+    NOT_IMPORTED = "not imported"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceField:
+    """One field of a trainer or of a config file.
+
+    Attributes:
+        name: as the source names it; parts of a nested config are joined by dots.
+        value: as the source has it. Tokens are hidden.
+        status: see `FieldStatus`.
+        became: what memlab has for it, such as "batch_size=32"; for a field that is not imported,
+            what the config has in its place. Empty if there is nothing.
+        why: a sentence; empty where `became` says everything.
+    """
+
+    name: str
+    value: Any
+    status: FieldStatus
+    became: str = ""
+    why: str = ""
+
+    def __str__(self) -> str:
+        """Return the field, what became of it, and why, in one line."""
+        became = f" -> {self.became}" if self.became else ""
+        why = f": {self.why}" if self.why else ""
+        return f"{self.name}={shown(self.value)}, {self.status}{became}{why}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportedTraining:
+    """A training step as a trainer or a config file describes it.
+
+    Attributes:
+        source: what was read, in words.
+        config: the step that the source describes, as far as memlab can express it.
+        workload: model, batch and loss; None if the source has no model or no data, or computes
+            its loss in code that memlab cannot take. A field that is not imported says which.
+        fields: every field of the source, in its order.
+    """
+
+    source: str
+    config: StepConfig
+    workload: Workload | None
+    fields: tuple[SourceField, ...]
+
+    @property
+    def not_imported(self) -> tuple[SourceField, ...]:
+        """The fields that the config and the workload do not express, each with the reason."""
+        return tuple(each for each in self.fields if each.status is FieldStatus.NOT_IMPORTED)
+
+    def __str__(self) -> str:
+        """Return the config, how many fields were imported, and which were not."""
+        counts = Counter(each.status for each in self.fields)
+        names = ", ".join(each.name for each in self.not_imported)
+        without = "" if self.workload else ", without a workload"
+        return (
+            f"{self.source}: {self.config}{without}; {counts[FieldStatus.IMPORTED]} fields "
+            f"imported, {counts[FieldStatus.NOT_CONCERNED]} do not concern the step, "
+            f"{counts[FieldStatus.NOT_IMPORTED]} not imported{f' ({names})' if names else ''}"
+        )
+
+    def _repr_html_(self) -> str:
+        """Return tables of the config and of all fields for notebooks."""
+        others = [each for each in self.fields if each.status is FieldStatus.NOT_CONCERNED]
+        told = [each for each in self.fields if each.status is FieldStatus.IMPORTED]
+        summary = facts_table(self.source, {
+            "config": str(self.config),
+            "workload": "none" if self.workload is None else self.workload.name,
+            "not concerned": ", ".join(each.name for each in others),
+        })  # fmt: skip
+        rows = [
+            (each.name, shown(each.value), str(each.status), each.became, each.why)
+            for each in (*self.not_imported, *told)
+        ]
+        return summary + columns_table(("field", "value", "status", "memlab has", "why"), rows)
+
+
+UNKNOWN = "memlab does not know this field"
+IT_IS_OFF = "it is off"
+SHARDING = (
+    "training on several devices is not imported: the config is the step of one process, which "
+    "holds the whole model; pass world_size, the number of ranks, to import it"
+)
+NO_WORKLOAD = "there is no workload; another field that is not imported says why"
+SECRET = ("token", "api_key", "password")
+
+
+class SourceReading:
+    """The fields of one source, and the settings of memlab that they have given so far.
+
+    Attributes:
+        values: the fields that the source has, by name.
+        settings: fields of `StepConfig`.
+        is_complete: False if the loss or the data cannot be taken, so that there is no workload.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = dict(values)
+        self.settings: dict[str, Any] = {}
+        self.is_complete = True
+        self._reported: dict[str, SourceField] = {}
+
+    def add(self, name: str, value: Any) -> None:
+        """Add a part of the source that is no field of its arguments, such as a data set."""
+        self.values[name] = value
+
+    def add_if_missing(self, name: str, value: Any) -> None:
+        """Add a part of the source unless it has one of this name."""
+        self.values.setdefault(name, value)
+
+    def take(self, name: str, why: str = "", **settings: Any) -> None:
+        """Report a field as imported into these settings."""
+        self.settings |= settings
+        self._report(name, FieldStatus.IMPORTED, _written(settings), why)
+
+    def take_into(self, part: str, name: str, why: str = "") -> None:
+        """Report a field as imported into a part of the workload, such as "make_batch"."""
+        self._report(name, FieldStatus.IMPORTED, f"workload.{part}", why)
+
+    def same(self, name: str, became: str) -> None:
+        """Report a field whose value is what memlab has anyway."""
+        self._report(name, FieldStatus.IMPORTED, became, "memlab has the same value")
+
+    def leave(self, name: str, why: str, **instead: Any) -> None:
+        """Report a field as not imported, and set what stands in its place."""
+        self.settings |= instead
+        self._report(name, FieldStatus.NOT_IMPORTED, _written(instead), why)
+
+    def skip(self, name: str, why: str = IT_IS_OFF) -> None:
+        """Report a field as one that does not concern the step."""
+        self._report(name, FieldStatus.NOT_CONCERNED, "", why)
+
+    def skip_all(self, names: Iterable[str], why: str) -> None:
+        """Report those of these fields that the source has as not concerning the step."""
+        for name in names:
+            self.skip(name, why)
+
+    def leave_unless(self, off: Iterable[Any], name: str, why: str) -> None:
+        """Report a field as not imported unless it has one of the values that mean nothing."""
+        if name in self.values:
+            value = self.values[name]
+            is_off = any(value is each or (type(value) is type(each) and value == each)
+                         for each in off)  # fmt: skip
+            if is_off:
+                self.skip(name)
+            else:
+                self.leave(name, why)
+
+    def whole_number(self, name: str, otherwise: int) -> int:
+        """Return a field that must be a whole number of at least 1.
+
+        Raises:
+            ConfigError: it is another value; the message names the field of the source.
+        """
+        value = self.values.get(name)
+        return otherwise if value is None else count(1)(name, value)
+
+    def finish(self, source: str, workload: Workload | None = None) -> ImportedTraining:
+        """Return the result. A field that nothing has reported is reported as unknown."""
+        for name in self.values.keys() - self._reported.keys():
+            self._report(name, FieldStatus.NOT_IMPORTED, "", UNKNOWN)
+        return ImportedTraining(
+            source=source,
+            config=StepConfig(**self.settings),
+            workload=workload if self.is_complete else None,
+            fields=tuple(self._reported[name] for name in self.values),
+        )
+
+    def _report(self, name: str, status: FieldStatus, became: str, why: str) -> None:
+        if name not in self.values:
+            return
+        value = self.values[name]
+        if value is not None and name.endswith(SECRET):
+            value = "(hidden)"
+        self._reported[name] = SourceField(
+            name=name, value=value, status=status, became=became, why=why
+        )
+
+
+def _written(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in settings.items())
+
+
+def flattened(config: Mapping[Any, Any], before: str = "") -> dict[str, Any]:
+    """Return the leaves of a nested config by names that are joined by dots.
+
+    >>> flattened({"fp16": {"enabled": True}, "steps": 2, "amp": {}})
+    {'fp16.enabled': True, 'steps': 2, 'amp': {}}
+    """
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            found |= flattened(value, f"{before}{key}.")
+        else:
+            found[f"{before}{key}"] = value
+    return found
+
+
+# Batches from the first samples of a data set, put together as the trainer's loader would.
+#
+# The samples are read once, while a trainer is imported, so that a batch is the same each
+# time and a worker does not need the data set. A batch of more samples repeats them in
+# order.
+
+MOST_KEPT = 64  # samples, if one update has no more
+TOKENS = "input_ids"
+COUNTED = {"labels": -100, "completion_mask": 0, "assistant_masks": 0}
+"""Columns that say which tokens count in the loss, with the value of those that do not."""
+WHICH = "memlab_samples"  # in a batch of joined samples: the number of the first, and how many
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSamples:
+    """`make_batch` of a workload: n samples, collated.
+
+    Attributes:
+        samples: the first of the data set.
+        collate: the trainer's own.
+        length: to which each sample is cut or repeated; None leaves them as they are.
+    """
+
+    samples: list[Any]
+    collate: Callable[[list[Any]], Any]
+    length: int | None = None
+
+    def __call__(self, n: int) -> Any:
+        """Return a batch of n samples; a mapping becomes a dict."""
+        return self.of(0, n)
+
+    def of(self, first: int, n: int) -> Any:
+        """Return a batch of the n samples from number `first` on."""
+        chosen = [self.samples[i % len(self.samples)] for i in range(first, first + n)]
+        if self.length is not None:
+            chosen = [resized(each, self.length) for each in chosen]
+        # some collators write into the samples
+        batch = self.collate([copy.copy(each) for each in chosen])
+        return dict(batch) if isinstance(batch, Mapping) else batch
+
+    def __repr__(self) -> str:
+        """Return how many samples there are, not the samples."""
+        return f"KeptSamples({len(self.samples)} samples)"
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedSamples:
+    """`make_batch` and more of a workload whose collator joins samples into rows of its own.
+
+    Examples are sequences that are laid end to end in one row, and pairs of which the first halves
+    come before all second halves. Such a batch is divided by collating its samples again, so that
+    it says which they are.
+
+    Attributes:
+        kept: the samples, and what collates them.
+    """
+
+    kept: KeptSamples
+
+    def __call__(self, n: int) -> Any:
+        """Return a batch of n samples."""
+        return self._of(0, n)
+
+    def count(self, batch: Any) -> int:
+        """Return the number of samples in a batch: `count_samples` of the workload."""
+        number: int = batch[WHICH][1]
+        return number
+
+    def split(self, batch: Any, sizes: list[int]) -> list[Any]:
+        """Return batches of these numbers of samples: `split_batch` of the workload."""
+        firsts = itertools.accumulate(sizes, initial=batch[WHICH][0])
+        return [self._of(first, size) for first, size in zip(firsts, sizes, strict=False)]
+
+    def _of(self, first: int, n: int) -> Any:
+        return {**self.kept.of(first, n), WHICH: (first, n)}
+
+
+@dataclass(frozen=True, slots=True)
+class KeptColumns:
+    """A collator that first drops what the model does not take.
+
+    Attributes:
+        collate: the trainer's own.
+        columns: the names that stay.
+    """
+
+    collate: Callable[[list[Any]], Any]
+    columns: frozenset[str]
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """Return the samples without the other columns, collated."""
+        return self.collate([
+            {name: value for name, value in each.items() if name in self.columns}
+            if isinstance(each, Mapping)
+            else each
+            for each in samples
+        ])  # fmt: skip
+
+
+def length_of(sample: Any) -> int:
+    """Return how many tokens a sample has; 0 if it has no column of tokens."""
+    tokens: Any = sample.get(TOKENS) if isinstance(sample, Mapping) else None
+    return len(tokens) if _is_column(tokens) else 0
+
+
+def resized(sample: Mapping[str, Any], length: int) -> dict[str, Any]:
+    """Return a sample of this many tokens: its own, cut or repeated, in all columns of its length.
+
+    If no token of the first ones counts in the loss, which then would be a mean over none, it is
+    the last ones that stay.
+
+    >>> resized({"input_ids": [1, 2, 3], "labels": [-100, 5, 6], "id": 7}, 4)
+    {'input_ids': [1, 2, 3, 1], 'labels': [-100, 5, 6, -100], 'id': 7}
+    >>> resized({"input_ids": [1, 2, 3], "labels": [-100, -100, 6]}, 2)
+    {'input_ids': [2, 3], 'labels': [-100, 6]}
+    """
+    own = length_of(sample)
+    columns = {k: v for k, v in sample.items() if _is_column(v) and len(v) == own}
+    first = 0
+    for name, ignored in COUNTED.items():
+        if name in columns and all(int(each) == ignored for each in columns[name][:length]):
+            first = max(0, own - length)
+    made = {name: _taken(column, first, length) for name, column in columns.items()}
+    return {**sample, **made, **({"length": length} if "length" in sample else {})}
+
+
+def _is_column(value: Any) -> bool:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return value.ndim == 1
+    return isinstance(value, list | tuple)
+
+
+def _taken(column: Any, first: int, length: int) -> Any:
+    """Return so many values of a column, which is repeated if it has fewer."""
+    own = len(column)
+    if length <= own:
+        return column[first : first + length]
+    times = -(-length // own)
+    if isinstance(column, torch.Tensor):
+        return column.repeat(times)[:length]
+    if isinstance(column, np.ndarray):
+        return np.tile(column, times)[:length]
+    return (column * times)[:length]
+
+
+def first_samples(dataset: Any, batch_size: int) -> list[Any]:
+    """Return the first samples of a data set: as many as an update needs, and at least 64.
+
+    Raises:
+        WorkloadError: it has none, or cannot be read; the message says what it raised.
+    """
+    most = max(batch_size, MOST_KEPT)
+    try:
+        is_indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+        if is_indexed:
+            found = [dataset[i] for i in range(min(most, len(dataset)))]
+        else:
+            found = list(itertools.islice(iter(dataset), most))
+    except Exception as error:  # a person's own data set may raise anything
+        raise WorkloadError(
+            f"the data set ({type(dataset).__name__}) cannot be read: {type(error).__name__}: "
+            f"{printable(str(error))}; pass a trainer whose data can be read here"
+        ) from error
+
+    if not found:
+        raise WorkloadError(
+            f"the data set ({type(dataset).__name__}) has no samples; pass a trainer with at least "
+            "one"
+        )
+    return found
+
+
+# How the precisions of trainers become those of memlab.
+#
+# Trainers autocast over whatever formats the weights have. memlab's mixed precisions cast
+# the weights to fp32 first, so both are the same only for a model of fp32 weights.
+
+FP32_FORMATS = ("float32", "float64")
+FLOATS = ("float32", "float64", "bfloat16", "float16")
+CHECK_FORMATS = "the same step if the model's weights are fp32"
+
+
+def take_mixed(
+    reading: SourceReading, name: str, precision: str, formats: Sequence[str], why: str = ""
+) -> None:
+    """Import a mixed precision, unless the weights of the model are in a narrower format.
+
+    Args:
+        reading: what the field belongs to.
+        name: the field of the source.
+        precision: that of memlab.
+        formats: the formats of the model's parameters by torch's names; empty without a model.
+        why: what else a reader must know.
+    """
+    narrow = [each for each in formats if each in FLOATS and each not in FP32_FORMATS]
+    if narrow:
+        reading.leave(
+            name,
+            f"the model has weights of {' and '.join(narrow)}, which precision={precision!r} would "
+            "cast to fp32; the config keeps the formats of the model, without autocast",
+            precision="as-built",
+        )
+        return
+
+    said = [text for text in (why, "" if formats else CHECK_FORMATS) if text]
+    reading.take(name, "; ".join(said), precision=precision)
+
+
+def take_tf32(reading: SourceReading, name: str, formats: Sequence[str]) -> None:
+    """Import TF32 for a step that multiplies in fp32."""
+    if reading.settings.get("precision", "as-built") != "as-built":
+        precision = reading.settings["precision"]
+        reading.leave(
+            name, f"a config has one precision, which is {precision!r}; few products are in fp32"
+        )
+    elif any(each != "float32" for each in formats):
+        reading.leave(name, "the model has weights that are not fp32, which 'tf32' would cast")
+    else:
+        reading.take(name, "" if formats else CHECK_FORMATS, precision="tf32")
+
+
+# How an optimizer that is already built becomes an optimizer of memlab, by its class.
+
+ADAM_BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
+WEIGHT_DECAY = {"adamw": 0.01, "adamw-8bit": 0.01}  # of PyTorch; 0 for the others
+LEARNING_RATE = {"adafactor": 1e-2}  # 1e-3 for the others
+HYPERPARAMETER = (
+    "memlab runs an optimizer with PyTorch's own defaults; memory, time and gradients of a step do "
+    "not depend on it"
+)
+BY_CLASS = {
+    "AdamW": "adamw", "Adam": "adam", "Adafactor": "adafactor", "AdamW8bit": "adamw-8bit",
+}  # fmt: skip
+PACKAGES = ("torch", "bitsandbytes", "transformers")
+# what an optimizer is called with that changes neither its state nor its temporaries
+HYPERPARAMETERS = {
+    "lr", "betas", "eps", "weight_decay", "initial_lr", "dampening",
+    "beta2_decay", "d", "alpha", "percentile_clipping",
+}  # fmt: skip
+OFF = {"amsgrad": False, "maximize": False, "nesterov": False, "capturable": False,
+       "differentiable": False}  # fmt: skip
+
+
+def settings_of(optimizer: Any) -> dict[str, str] | None:
+    """Return the settings of memlab for an optimizer; None if memlab has none like it.
+
+    >>> import torch
+    >>> layer = torch.nn.Linear(2, 2)
+    >>> settings_of(torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9))
+    {'optimizer': 'sgd-momentum', 'optimizer_implementation': 'default'}
+    """
+    kind = type(optimizer)
+    defaults = getattr(optimizer, "defaults", {})
+    if kind.__module__.partition(".")[0] not in PACKAGES:
+        return None
+
+    if kind.__name__ == "SGD":
+        name = "sgd-momentum" if defaults.get("momentum") else "sgd"
+    elif kind.__name__ in BY_CLASS:
+        name = BY_CLASS[kind.__name__]
+    else:
+        return None
+
+    return {"optimizer": name, "optimizer_implementation": _implementation(defaults)}
+
+
+def read_optimizer(reading: SourceReading, name: str, optimizer: Any, model: Any) -> None:
+    """Report the optimizer of a model, and each of the values that it was made with."""
+    import torch
+
+    reading.add(name, type(optimizer).__name__)
+    found = settings_of(optimizer) if is_a(optimizer, torch.optim.Optimizer) else None
+    if found is None:
+        reading.leave(
+            name,
+            f"memlab has no optimizer like {type(optimizer).__name__}; the config has the default",
+            optimizer="adamw",
+        )
+        return
+
+    reading.take(name, **found)
+    groups = optimizer.param_groups
+    num_trainable = sum(p.requires_grad for p in model.parameters())
+    if (num_updated := sum(len(group["params"]) for group in groups)) != num_trainable:
+        reading.leave(
+            name,
+            f"it updates {num_updated} parameters of {num_trainable}; memlab updates all, so set "
+            "requires_grad=False for the others",
+            **found,
+        )
+    if len(groups) > 1:
+        reading.add(f"{name}.param_groups", len(groups))
+        reading.leave(f"{name}.param_groups", HYPERPARAMETER)
+    for option, value in optimizer.defaults.items():
+        if option in ("foreach", "fused", "params"):
+            continue
+        part = f"{name}.{option}"
+        reading.add(part, value)
+        _read_option(reading, part, option, value, found["optimizer"])
+
+
+def hyperparameter(reading: SourceReading, name: str, usual: Any) -> None:
+    """Report a learning rate, a decay or the like, which memlab has at PyTorch's default."""
+    if name not in reading.values:
+        return
+    value = reading.values[name]
+    if isinstance(value, list):
+        value = tuple(value)
+    if value == usual:
+        reading.same(name, f"optimizer={reading.settings.get('optimizer', 'adamw')}")
+    else:
+        reading.leave(name, f"{HYPERPARAMETER} (here {usual})")
+
+
+def usual_value(option: str, optimizer: str) -> Any:
+    """Return what memlab's optimizer has for a learning rate, a decay, betas or eps."""
+    return {
+        "lr": LEARNING_RATE.get(optimizer, 1e-3),
+        "weight_decay": WEIGHT_DECAY.get(optimizer, 0.0),
+        "betas": ADAM_BETAS,
+        "eps": ADAM_EPS,
+    }.get(option)
+
+
+def _read_option(
+    reading: SourceReading, part: str, option: str, value: Any, optimizer: str
+) -> None:
+    if option == "momentum":
+        if value in (0, 0.9):
+            reading.same(part, f"optimizer={optimizer}")
+        else:
+            reading.leave(part, f"{HYPERPARAMETER} (here 0.9)")
+    elif option in HYPERPARAMETERS:
+        hyperparameter(reading, part, usual_value(option, optimizer))
+    elif option in OFF:
+        reading.leave_unless([OFF[option]], part, "memlab's optimizers have no such option")
+    elif option == "decoupled_weight_decay":
+        reading.same(part, f"optimizer={optimizer}")
+    else:
+        reading.leave_unless([None], part, "memlab's optimizers have no such option")
+
+
+def _implementation(defaults: dict[str, Any]) -> str:
+    if defaults.get("fused"):
+        return "fused"
+    if defaults.get("foreach"):
+        return "foreach"
+    return "single-tensor" if defaults.get("foreach") is False else "default"
+
+
+# Fields about several ranks: which sharding of memlab means the same, for each library.
+#
+# How many ranks there are is said by the launcher, not by a trainer's arguments. So
+# sharding is imported only where `from_trainer` is given `world_size`. FSDP1 becomes FSDP2,
+# which shards the same tensors. Left out: hybrid sharding, whose groups follow the
+# machines, and DeepSpeed's offloading.
+
+BLOCKS = "the blocks that memlab finds stand for FSDP's units"
+OFFLOADED = "memlab reads no settings of DeepSpeed's offloading: set offload_optimizer yourself"
+HYBRID = "the groups of hybrid sharding follow the machines: set sharding='hybrid' and its group"
+OF_FILE = "memlab.from_trainer of the DeepSpeed file itself says what it holds"
+OF_MODULE = (
+    "configure_model of the module says how it is sharded: set the sharding of the config yourself"
+)
+KINDS = {
+    "full_shard": "zero3", "true": "zero3", "1": "zero3",
+    "shard_grad_op": "zero2", "false": "zero2", "2": "zero2",
+    "no_shard": "ddp", "3": "ddp",
+}  # fmt: skip
+"""By what FSDP is told: the strategy's name, accelerate's number of it, or FSDP2's switch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundSharding:
+    """The sharding that a source describes.
+
+    Attributes:
+        sharding: of memlab; None if none means the same.
+        why: a sentence; required if there is none.
+        names: the fields that say so.
+        averages_late: whether gradients of micro-batches are averaged once an update.
+        is_offloaded: whether parts of parameters, gradients and states are in host memory.
+    """
+
+    sharding: str | None
+    why: str = ""
+    names: tuple[str, ...] = ()
+    averages_late: bool = True
+    is_offloaded: bool = False
+
+
+def take_ranks(reading: SourceReading, world_size: int | None, found: FoundSharding) -> None:
+    """Import the sharding of a source, once its batch and accumulation have been read.
+
+    Args:
+        reading: of the source; its batch is that of one process.
+        world_size: number of ranks; None imports the step of one process.
+        found: what the source describes.
+    """
+    if world_size is None:
+        return
+    reading.add("world_size", world_size)
+    if found.sharding is None:
+        for name in (*found.names, "world_size"):
+            reading.leave(name, found.why)
+        return
+
+    settings: dict[str, Any] = {"sharding": found.sharding, "world_size": world_size}
+    if found.is_offloaded:
+        settings |= {"offload_parameters": True, "offload_optimizer": True}
+    for name in found.names:
+        reading.take(name, found.why, **settings)
+    steps = reading.settings.get("accumulation_steps", 1)
+    if steps > 1 and found.averages_late:
+        settings["sync_each_micro_batch"] = False
+    batch = -(-reading.settings.get("batch_size", 8) // steps) * steps * world_size
+    reading.take("world_size", "batch_size counts all ranks", batch_size=batch, **settings)
+
+
+def of_arguments(values: Mapping[str, Any]) -> FoundSharding:
+    """Return the sharding of transformers' TrainingArguments."""
+    if values.get("deepspeed"):
+        return FoundSharding(sharding=None, why=OF_FILE, names=("deepspeed",))
+    if not values.get("fsdp"):
+        return FoundSharding(sharding="ddp", why="the Trainer replicates its model")
+
+    given = values.get("fsdp_config")
+    options = _without_prefix(given if isinstance(given, Mapping) else {})
+    words = _words(values["fsdp"])
+    named = next((word for word in words if word in KINDS or "hybrid" in word), True)
+    kind = options.get("reshard_after_forward", named)
+    is_offloaded = "offload" in words or options.get("cpu_offload") in (True, "true")
+    names = ("fsdp", *["fsdp_config"] * (given is not None))
+    return _of_fsdp(kind, is_offloaded=is_offloaded, names=names)
+
+
+def _words(fsdp: Any) -> list[str]:
+    """Return the options of the field `fsdp`: True, words in a text, or a list of them."""
+    if isinstance(fsdp, str):
+        return fsdp.split()
+    return [] if fsdp is True else [str(getattr(each, "value", each)) for each in fsdp]
+
+
+def of_accelerate(values: Mapping[str, Any], world_size: int) -> FoundSharding:
+    """Return the sharding of accelerate's config file, by its flattened names."""
+    names = tuple(name for name in ("distributed_type", "num_processes") if name in values)
+    count, kind = values.get("num_processes"), str(values.get("distributed_type", "NO")).upper()
+    if count is not None and int(count) != world_size:
+        why = f"the file is for {count} processes, and world_size={world_size}"
+        return FoundSharding(sharding=None, why=why, names=names)
+    if kind in ("MULTI_GPU", "MULTI_CPU"):
+        return FoundSharding(sharding="ddp", why="accelerate replicates the model", names=names)
+    if kind == "DEEPSPEED":
+        part = "deepspeed_config."
+        own = {n.removeprefix(part): v for n, v in values.items() if n.startswith(part)}
+        if "deepspeed_config_file" in own:
+            return FoundSharding(sharding=None, why=OF_FILE, names=names)
+        devices = (own.get("offload_optimizer_device"), own.get("offload_param_device"))
+        stage = own.get("zero_stage", 0)
+        used = (*names, *[f"{part}zero_stage"] * ("zero_stage" in own))
+        return _of_stage(stage, is_offloaded=any(map(_is_on, devices)), names=used)
+    if kind != "FSDP":
+        why = f"memlab has no sharding like distributed_type={shown(kind)}"
+        return FoundSharding(sharding=None, why=why, names=names)
+
+    part = "fsdp_config.fsdp_"
+    own = {name.removeprefix(part): value for name, value in values.items() if part in name}
+    switches = [n for n in ("reshard_after_forward", "sharding_strategy") if n in own]
+    others = ("version", "offload_params")
+    told = own[switches[0]] if switches else True
+    told_by = [f"{part}{name}" for name in (*switches, *others) if name in own]
+    is_offloaded = own.get("offload_params") is True
+    return _of_fsdp(told, is_offloaded=is_offloaded, names=(*names, *told_by))
+
+
+def of_deepspeed(values: Mapping[str, Any]) -> FoundSharding:
+    """Return the sharding of DeepSpeed's config, by its flattened names."""
+    part = "zero_optimization."
+    devices = (
+        values.get(f"{part}{name}.device") for name in ("offload_optimizer", "offload_param")
+    )
+    names = tuple(name for name in (f"{part}stage",) if name in values)
+    stage = values.get(f"{part}stage", 0)
+    return _of_stage(stage, is_offloaded=any(map(_is_on, devices)), names=names)
+
+
+def of_lightning(trainer: Any, world_size: int) -> FoundSharding:
+    """Return the sharding of a Lightning Trainer."""
+    strategy, names = trainer.strategy, ("strategy", "devices", "num_nodes")
+    count = trainer.num_devices * trainer.num_nodes
+    if count != world_size:
+        why = f"the Trainer is for {count} ranks, and world_size={world_size}"
+        return FoundSharding(sharding=None, why=why, names=names)
+    kind = type(strategy).__name__
+    if kind == "DDPStrategy":
+        return FoundSharding(sharding="ddp", names=names)
+    if kind == "FSDPStrategy":
+        told = getattr(strategy.sharding_strategy, "name", strategy.sharding_strategy)
+        is_offloaded = bool(getattr(strategy.cpu_offload, "offload_params", False))
+        return _of_fsdp(told, is_offloaded=is_offloaded, names=names, averages_late=False)
+    why = OF_MODULE if kind == "ModelParallelStrategy" else f"memlab has no sharding like {kind}"
+    return FoundSharding(sharding=None, why=why, names=names)
+
+
+def _of_fsdp(told: Any, *, is_offloaded: bool, **rest: Any) -> FoundSharding:
+    kind = KINDS.get(str(told).lower())
+    if kind == "ddp" and is_offloaded:
+        return FoundSharding(sharding=None, why="memlab offloads no replicas", **rest)
+    if kind is None:
+        why = HYBRID if "hybrid" in str(told).lower() else f"memlab has nothing like {shown(told)}"
+        return FoundSharding(sharding=None, why=why, **rest)
+    return FoundSharding(sharding=kind, why=BLOCKS, is_offloaded=is_offloaded, **rest)
+
+
+def _of_stage(stage: Any, *, is_offloaded: bool, names: tuple[str, ...]) -> FoundSharding:
+    if is_offloaded:
+        return FoundSharding(sharding=None, why=OFFLOADED, names=names)
+    found = {"0": "ddp"} | {str(n): f"deepspeed-zero{n}" for n in (1, 2, 3)}
+    sharding = found.get(str(stage))
+    why = "" if sharding else f"memlab has no stage {shown(stage)} of ZeRO"
+    is_late = str(stage) in ("0", "1")  # stages 2 and 3 divide gradients in each backward
+    return FoundSharding(sharding=sharding, why=why, names=names, averages_late=is_late)
+
+
+def _is_on(device: Any) -> bool:
+    return device not in (None, "none")
+
+
+def _without_prefix(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {str(name).removeprefix("fsdp_"): value for name, value in options.items()}

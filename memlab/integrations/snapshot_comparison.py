@@ -1,0 +1,560 @@
+"""Compare a step of a snapshot with the same step as predicted, allocation by allocation.
+
+The step is predicted for the card that a person names, for a snapshot does not say what it was
+recorded on. Then the allocations of both sides are aligned (`snapshot_alignment.py`), and what is
+live is compared at the higher of the two peaks, at the same place in the step.
+
+Left out: reserved bytes, which depend on everything that the process did before.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from memlab._util.checks import checked, seconds
+from memlab._util.tables import columns_table, facts_table
+from memlab._util.units import format_bytes, shown
+from memlab.api import predict_with_forecast
+from memlab.config import StepConfig
+from memlab.devices.cards import resolve
+from memlab.errors import DeviceError, MemlabError
+from memlab.integrations.snapshot import Snapshot
+from memlab.integrations.snapshot_alignment import (
+    REMEDY,
+    SIZES_ALONE,
+    UNKNOWN_PHASE,
+    Pairs,
+    StepBlocks,
+    align,
+    filled,
+    measured_step,
+    predicted_step,
+)
+from memlab.trace import PHASES, Trace
+from memlab.workload import Workload
+
+# `SnapshotComparison`: a step as a snapshot shows it beside the same step as predicted.
+
+Ints = npt.NDArray[np.int64]
+
+BEFORE = "before the step"
+MOST_ROWS = 8  # of a table, in print
+
+
+class Difference(StrEnum):
+    """In what the blocks of a row differ; of several, the first one of this list."""
+
+    NOT_PREDICTED = "not predicted"
+    NOT_MEASURED = "not in the snapshot"
+    RESIZED = "another size"
+    MOVED = "elsewhere in the order"
+    FREED_LATER = "freed later than predicted"
+    FREED_EARLIER = "freed earlier than predicted"
+    NONE = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComparedBlocks:
+    """Blocks of one operator in one module, measured beside predicted.
+
+    Attributes:
+        phase: in which they are allocated, or "before the step"; empty if it is not known.
+        operator: that allocates them, as predicted; empty where only the snapshot has them.
+        module: the path of the module, or of the parameter; empty if it is not known.
+        category: as predicted, or else as the stack says.
+        place: the line that allocates them, or what they lie beside, where only the snapshot has
+            them.
+        difference: in what they differ.
+        num_measured: blocks in the snapshot.
+        num_predicted: blocks in the prediction.
+        measured_bytes: of those in the snapshot.
+        predicted_bytes: of those in the prediction.
+        measured_at_peak_bytes: of those that are live at the higher peak of the two.
+        predicted_at_peak_bytes: the same of the prediction, at the same place in the step.
+    """
+
+    phase: str
+    operator: str
+    module: str
+    category: str
+    place: str
+    difference: Difference
+    num_measured: int
+    num_predicted: int
+    measured_bytes: int
+    predicted_bytes: int
+    measured_at_peak_bytes: int
+    predicted_at_peak_bytes: int
+
+    @property
+    def more_at_peak_bytes(self) -> int:
+        """By how much more is live than predicted at the higher peak; below 0 if less."""
+        return self.measured_at_peak_bytes - self.predicted_at_peak_bytes
+
+    @property
+    def name(self) -> str:
+        """What the blocks are, in words, such as "aten::mm in backward of layers.3"."""
+        if self.phase == BEFORE:
+            what = self.category.replace("_", " ")
+            where = f" of {self.module}" if self.module else f", {self.place}" if self.place else ""
+            return f"{what} from before the step{where}"
+        what = self.operator or self.place or "an allocation"
+        return (
+            what
+            + (f" in {self.phase}" if self.phase else "")
+            + (f" of {self.module}" if self.module else "")
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SnapshotComparison:
+    """What a step of a snapshot held, beside what was predicted.
+
+    Both sides count what was requested, rounded up to 512 B. What the two curves and the columns
+    "at peak" compare is the same place in the step.
+
+    Attributes:
+        summary: the answer, in one or two sentences.
+        path: of the snapshot.
+        device: that was predicted.
+        workload_name: of the workload that was predicted.
+        config: of the prediction.
+        rows: blocks by phase, operator and module, those that differ most at the peak first. Their
+            bytes at the peak sum to `measured_at_peak_bytes` and `predicted_at_peak_bytes`.
+        measured_peak_bytes: most bytes of the step in the snapshot.
+        predicted_peak_bytes: most bytes of the predicted step.
+        measured_peak_phase: the phase of the peak, such as "backward".
+        predicted_peak_phase: the same of the prediction.
+        measured_at_peak_bytes: live at the higher peak of the two.
+        predicted_at_peak_bytes: the same of the prediction, at the same place in the step.
+        matched_fraction: of the allocations of both sides, the share that is on both.
+        found_by: what marks the beginning and the end of the step in the snapshot, in words.
+        measured: int64, (places,), live bytes after each allocation of both sides, in order.
+        predicted: the same of the prediction.
+        phase: the phase of each place, as an index into `memlab.trace.PHASES`.
+        notes: sentences that a reader of the numbers must know.
+    """
+
+    summary: str
+    path: str
+    device: str
+    workload_name: str
+    config: StepConfig
+    rows: tuple[ComparedBlocks, ...]
+    measured_peak_bytes: int
+    predicted_peak_bytes: int
+    measured_peak_phase: str
+    predicted_peak_phase: str
+    measured_at_peak_bytes: int
+    predicted_at_peak_bytes: int
+    matched_fraction: float
+    found_by: str
+    measured: Ints
+    predicted: Ints
+    phase: npt.NDArray[np.int8]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def differences(self) -> tuple[ComparedBlocks, ...]:
+        """The rows whose blocks differ."""
+        return tuple(row for row in self.rows if row.difference)
+
+    @property
+    def operators(self) -> tuple[ComparedBlocks, ...]:
+        """The rows summed over modules, categories and differences: one for each operator."""
+        return merged(
+            [replace(row, module="", category="", difference=Difference.NONE) for row in self.rows]
+        )
+
+    def __str__(self) -> str:
+        """Return a page of plain text: the answer, and what differs."""
+        lines = [self.summary, ""]
+        lines += [f"  {'  '.join(cells)}" for cells in self._differing()]
+        return "\n".join([*lines, *self.notes]).rstrip()
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return small tables for notebooks."""
+        facts = {
+            "step": f"{self.workload_name}, predicted for {self.device}",
+            "answer": self.summary,
+            "peak in the snapshot": f"{format_bytes(self.measured_peak_bytes)} in "
+            f"{self.measured_peak_phase}",
+            "predicted peak": f"{format_bytes(self.predicted_peak_bytes)} in "
+            f"{self.predicted_peak_phase}",
+            "notes": " ".join(self.notes),
+        }
+        heads = ("more at the peak", "snapshot", "predicted", "what", "difference")
+        return facts_table("snapshot and prediction", facts) + columns_table(
+            heads, self._differing()
+        )
+
+    def _differing(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = [
+            (signed(row.more_at_peak_bytes), format_bytes(row.measured_bytes),
+             format_bytes(row.predicted_bytes), row.name, str(row.difference))
+            for row in self.differences[:MOST_ROWS]
+        ]  # fmt: skip
+        more = len(self.differences) - MOST_ROWS
+        return [*rows, ("", "", "", f"{more} more", "")] if more > 0 else rows
+
+
+def merged(rows: Sequence[ComparedBlocks]) -> tuple[ComparedBlocks, ...]:
+    """Return rows with one row for each set of equal texts, the largest differences first."""
+    sums: dict[tuple[str, ...], ComparedBlocks] = {}
+    for row in rows:
+        key = (row.phase, row.operator, row.module, row.category, row.place, row.difference)
+        before = sums.get(key)
+        if before is not None:
+            row = replace(row, **{name: getattr(row, name) + getattr(before, name)
+                                  for name in _COUNTED})  # fmt: skip
+        sums[key] = row
+    return tuple(
+        sorted(
+            sums.values(),
+            key=lambda row: (
+                -abs(row.more_at_peak_bytes),
+                not row.difference,
+                -max(row.measured_bytes, row.predicted_bytes),
+            ),
+        )
+    )
+
+
+_COUNTED = ("num_measured", "num_predicted", "measured_bytes", "predicted_bytes",
+            "measured_at_peak_bytes", "predicted_at_peak_bytes")  # fmt: skip
+
+
+def signed(nbytes: int) -> str:
+    """Return bytes with their sign, such as "+12.0 MiB"."""
+    return f"{'-' if nbytes < 0 else '+'}{format_bytes(abs(nbytes))}" if nbytes else "0"
+
+
+# The answer of a comparison in one or two sentences.
+
+ALL_OF_IT = 0.95  # of a difference, which one line is then said to explain alone
+FEW = 0.5  # of the allocations; if fewer agree, it is probably not the same step
+MOST_NAMED = 3
+
+
+def summary_of(facts: Mapping[str, Any]) -> str:
+    """Return what a person wants to know first.
+
+    Args:
+        facts: those of `SnapshotComparison`, by the names of its fields.
+    """
+    measured, predicted = facts["measured_peak_bytes"], facts["predicted_peak_bytes"]
+    differing = [row for row in facts["rows"] if row.difference]
+    peak = f"{format_bytes(measured)}, in {facts['measured_peak_phase']}"
+    if measured == predicted:
+        text = f"The step held what was predicted, to the byte: at its peak {peak}."
+        text += _elsewhere(differing)
+    else:
+        more = "more" if measured > predicted else "less"
+        text = (
+            f"The step held {format_bytes(abs(measured - predicted))} {more} than predicted at its "
+            f"peak ({peak}; predicted {format_bytes(predicted)}, in "
+            f"{facts['predicted_peak_phase']}){_why(facts, differing)}."
+        )
+    if facts["matched_fraction"] < FEW:
+        text += (
+            f" But only {facts['matched_fraction']:.0%} of the allocations have the size of a "
+            "predicted one. Check that the workload, the batch size, the precision and the "
+            "optimizer are those of the snapshot."
+        )
+    return text
+
+
+def _elsewhere(differing: list[ComparedBlocks]) -> str:
+    if not differing:
+        return " Every allocation is as predicted."
+    blocks = sum(max(row.num_measured, row.num_predicted) for row in differing)
+    largest = max(differing, key=lambda row: max(row.measured_bytes, row.predicted_bytes))
+    verb = "allocations differ" if blocks > 1 else "allocation differs"
+    return f" {blocks:,} {verb}, the largest: {largest.name}, {largest.difference}."
+
+
+def _why(facts: Mapping[str, Any], differing: list[ComparedBlocks]) -> str:
+    """Return which blocks explain the difference at the higher peak."""
+    total = facts["measured_at_peak_bytes"] - facts["predicted_at_peak_bytes"]
+    sign = 1 if total > 0 else -1
+    named = [row for row in differing if sign * row.more_at_peak_bytes > 0][:MOST_NAMED]
+    if not total or not named:
+        return ""
+    peaks = facts["measured_peak_bytes"] - facts["predicted_peak_bytes"]
+    # the lower peak may be elsewhere, and then more differs here than the peaks do
+    there = "" if total == peaks else f"; at that place {format_bytes(abs(total))} differ"
+    if sign * named[0].more_at_peak_bytes >= ALL_OF_IT * abs(total):
+        return f"{there}, all of it in {_said(named[0])}"
+    shares = [f"{format_bytes(abs(row.more_at_peak_bytes))} in {_said(row)}" for row in named]
+    return f"{there}: " + ", ".join(shares)
+
+
+def _said(row: ComparedBlocks) -> str:
+    return f"{row.name} ({row.difference})"
+
+
+NOBODY = -1  # a block that the other side does not have
+
+
+@checked(timeout_seconds=seconds)
+def compare(
+    snapshot: Snapshot,
+    workload: Workload,
+    config: StepConfig,
+    device: str | torch.device,
+    *,
+    seed: int = 0,
+    timeout_seconds: float = 120,
+) -> SnapshotComparison:
+    """Return the last whole step of a snapshot beside the predicted one; see `Snapshot.compare`."""
+    if resolve(device).kind != "cuda":
+        raise DeviceError(
+            f"device={shown(str(device))} is no card, and a snapshot is written on one; pass the "
+            'card that it was recorded on, such as "rtx-4090" or "24GiB"'
+        )
+    if not snapshot.recent.num_events:
+        raise MemlabError(f"the snapshot holds no events to compare; {REMEDY}")
+    found = predict_with_forecast(
+        workload, config, device, seed=seed, timeout_seconds=timeout_seconds
+    )
+    if found.forecast is None:
+        raise MemlabError(
+            "the step cannot be predicted, so there is nothing to compare the snapshot with: "
+            f"{found.result.message}"
+        )
+    # what kernels take only where there is room is a guess: as "not predicted" it is seen better
+    trace = found.forecast.program.trace(found.forecast.least, config.micro_batch_sizes)
+    return compare_with_trace(snapshot, trace, config, found.result.device, workload.name)
+
+
+def compare_with_trace(
+    snapshot: Snapshot, trace: Trace, config: StepConfig, device: str, workload_name: str
+) -> SnapshotComparison:
+    """Return the last whole step of a snapshot beside that of a predicted run.
+
+    Args:
+        snapshot: of a training.
+        trace: of the predicted run, with the requests of blocks in bytes.
+        config: of the prediction.
+        device: that it was made for.
+        workload_name: of the workload that was predicted.
+
+    Raises:
+        MemlabError: the snapshot has no whole step, or has nothing in common with the prediction.
+    """
+    later = predicted_step(trace, 1)
+    measured = measured_step(snapshot.recent, config.accumulation_steps, later)
+    predicted = later if measured.number else predicted_step(trace, 0)
+    both = _Both(measured, predicted)
+    facts = both.facts()
+    return SnapshotComparison(
+        **facts,
+        summary=summary_of(facts),
+        path=snapshot.path,
+        device=device,
+        workload_name=workload_name,
+        config=config,
+        found_by=measured.found_by,
+        notes=tuple(_notes(measured)),
+    )
+
+
+def _notes(measured: StepBlocks) -> Iterator[str]:
+    if measured.found_by == SIZES_ALONE:
+        yield ("Nothing in the snapshot marks the steps, so the last whole step was found by the "
+               "sizes of its allocations.")  # fmt: skip
+    if (measured.phase == UNKNOWN_PHASE).all():
+        yield ("No stack was recorded, so allocations are aligned by size and order alone. "
+               'Recorded with context="all", their lines and phases count too.')  # fmt: skip
+    if not measured.number:
+        yield ("The only whole step is the first one of the training, which makes the state of "
+               "the optimizer; it is compared with the predicted first step.")  # fmt: skip
+
+
+class _Both:
+    """Two steps that are aligned.
+
+    Attributes:
+        items: for each block of either side its index in the snapshot and in the prediction,
+            -1 where it has none, and in what it differs.
+        ends: int64, (blocks,), for each side: how many common allocations come before each free.
+        num_born: int64, (2, places), allocations of each side up to each place in the step.
+    """
+
+    def __init__(self, measured: StepBlocks, predicted: StepBlocks) -> None:
+        self.sides = measured, predicted
+        born = self.born = measured.born, predicted.born
+        phases = measured.phase[born[0]], predicted.phase[born[1]]
+        self.pairs = align((measured.size[born[0]], predicted.size[born[1]]), phases)
+        self.phases = filled(phases, self.pairs.same), phases[1]
+        same = self.pairs.same
+        self.ends = _ends(measured, born[0][same[:, 0]]), _ends(predicted, born[1][same[:, 1]])
+        self.items = [*self._of_step(self.pairs), *self._standing()]
+        self.num_born = _places(self.pairs.same, len(born[0]), len(born[1]))
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the comparison found, by the names of its fields."""
+        live = [side.live_after_births() for side in self.sides]
+        peaks = [int(each.max()) for each in live]
+        higher = 0 if peaks[0] >= peaks[1] else 1
+        at = int(np.searchsorted(self.num_born[higher], int(live[higher].argmax())))
+        curves = [each[num] for each, num in zip(live, self.num_born, strict=True)]
+        num_agreeing = 2 * (len(self.pairs.same) + len(self.pairs.moved))
+        count = sum(map(len, self.born))
+        return {
+            "rows": self._rows(at),
+            "measured_peak_bytes": peaks[0],
+            "predicted_peak_bytes": peaks[1],
+            "measured_peak_phase": self._phase_of(0, int(live[0].argmax())),
+            "predicted_peak_phase": self._phase_of(1, int(live[1].argmax())),
+            "measured_at_peak_bytes": int(curves[0][at]),
+            "predicted_at_peak_bytes": int(curves[1][at]),
+            "matched_fraction": num_agreeing / count if count else 1.0,
+            "measured": curves[0],
+            "predicted": curves[1],
+            "phase": self._phase_of_places(),
+        }
+
+    def _of_step(self, pairs: Pairs) -> Iterator[tuple[int, int, Difference]]:
+        """Yield the blocks that the step allocates."""
+        found = ((pairs.same, None), (pairs.moved, Difference.MOVED),
+                 (pairs.resized, Difference.RESIZED))  # fmt: skip
+        for those, difference in found:
+            for i, j in those.tolist():
+                one, other = int(self.born[0][i]), int(self.born[1][j])
+                yield one, other, difference or self._freed(one, other)
+        every = np.concatenate([those for those, _ in found])
+        for i in np.setdiff1d(np.arange(len(self.born[0])), every[:, 0]).tolist():
+            yield int(self.born[0][i]), NOBODY, Difference.NOT_PREDICTED
+        for j in np.setdiff1d(np.arange(len(self.born[1])), every[:, 1]).tolist():
+            yield NOBODY, int(self.born[1][j]), Difference.NOT_MEASURED
+
+    def _standing(self) -> Iterator[tuple[int, int, Difference]]:
+        """Yield the blocks that were there before the step, which have a size and no order."""
+        measured, predicted = self.sides
+        left = measured.standing.tolist(), predicted.standing.tolist()
+        # of several blocks of one size, those that live as long and are of one category first
+        for keys in (("size", "end", "category"), ("size", "end"), ("size",)):
+            waiting: dict[Any, deque[int]] = {}
+            for j in left[1]:
+                waiting.setdefault(self._key(1, j, keys), deque()).append(j)
+            rest = []
+            for i in left[0]:
+                others = waiting.get(self._key(0, i, keys))
+                if others:
+                    other = others.popleft()
+                    yield i, other, self._freed(i, other)
+                else:
+                    rest.append(i)
+            left = rest, [j for others in waiting.values() for j in others]
+        for i in left[0]:
+            yield i, NOBODY, Difference.NOT_PREDICTED
+        for j in left[1]:
+            yield NOBODY, j, Difference.NOT_MEASURED
+
+    def _key(self, side: int, block: int, keys: Sequence[str]) -> tuple[Any, ...]:
+        blocks = self.sides[side]
+        every = {"size": int(blocks.size[block]), "end": int(self.ends[side][block]),
+                 "category": blocks.names[block].category}  # fmt: skip
+        return tuple(every[key] for key in keys)
+
+    def _freed(self, measured: int, predicted: int) -> Difference:
+        ends = self.ends[0][measured], self.ends[1][predicted]
+        if ends[0] == ends[1]:
+            return Difference.NONE
+        return Difference.FREED_LATER if ends[0] > ends[1] else Difference.FREED_EARLIER
+
+    def _rows(self, at: int) -> tuple[ComparedBlocks, ...]:
+        live = [side.is_live(int(num[at])) for side, num in zip(self.sides, self.num_born,
+                                                                strict=True)]  # fmt: skip
+        return merged([self._row(*item, live) for item in self.items])
+
+    def _row(
+        self, i: int, j: int, difference: Difference, live: list[npt.NDArray[np.bool_]]
+    ) -> ComparedBlocks:
+        measured, predicted = self.sides
+        name = predicted.names[j] if j != NOBODY else measured.names[i]
+        is_old = (predicted.birth[j] if j != NOBODY else measured.birth[i]) < 0
+        phase, place = BEFORE, name.place
+        if not is_old:
+            side, block = (1, j) if j != NOBODY else (0, i)
+            order = int(np.searchsorted(self.born[side], block))
+            phase = _phase_name(int(self.phases[side][order]))
+            place = place or (self._beside(order) if j == NOBODY else "")
+        is_alike = is_old and not difference
+        sizes = (int(measured.size[i]) if i != NOBODY else 0,
+                 int(predicted.size[j]) if j != NOBODY else 0)  # fmt: skip
+        return ComparedBlocks(
+            phase=phase,
+            operator="" if is_old else name.operator,
+            module="" if is_alike else name.module,
+            category=name.category,
+            place=place,
+            difference=difference,
+            num_measured=int(i != NOBODY),
+            num_predicted=int(j != NOBODY),
+            measured_bytes=sizes[0],
+            predicted_bytes=sizes[1],
+            measured_at_peak_bytes=sizes[0] if i != NOBODY and live[0][i] else 0,
+            predicted_at_peak_bytes=sizes[1] if j != NOBODY and live[1][j] else 0,
+        )
+
+    def _beside(self, order: int) -> str:
+        """Return the operator of the last common allocation before one of the snapshot."""
+        same = self.pairs.same
+        before = int(np.searchsorted(same[:, 0], order)) - 1
+        if before < 0:
+            return ""
+        name = self.sides[1].names[int(self.born[1][same[before, 1]])]
+        where = f" of {name.module}" if name.module else ""
+        return f"an allocation beside {name.operator}{where}" if name.operator else ""
+
+    def _phase_of(self, side: int, num_born: int) -> str:
+        return _phase_name(int(self.phases[side][num_born - 1])) if num_born else BEFORE
+
+    def _phase_of_places(self) -> npt.NDArray[np.int8]:
+        """Return the phase of each place, of the newest allocation of either side."""
+        if not len(self.phases[1]):
+            return np.zeros(self.num_born.shape[1], np.int8)
+        found: npt.NDArray[np.int8] = self.phases[1][np.maximum(self.num_born[1] - 1, 0)]
+        return found
+
+
+def _ends(blocks: StepBlocks, common: Ints) -> Ints:
+    """Return for each block how many of the common allocations come before it is freed."""
+    found: Ints = np.searchsorted(blocks.birth[common], blocks.death)
+    return found
+
+
+def _phase_name(phase: int) -> str:
+    return "" if phase == UNKNOWN_PHASE else str(PHASES[phase])
+
+
+def _places(same: Ints, num_measured: int, num_predicted: int) -> Ints:
+    """Return how many allocations of each side lie up to each place in the step, (2, places).
+
+    Common allocations are one place. Between two of them, those that only one side has stand side
+    by side.
+
+    >>> _places(np.array([[1, 0], [2, 2]]), 3, 3).tolist()
+    [[0, 1, 2, 2, 3], [0, 0, 1, 2, 3]]
+    """
+    ends = np.r_[same + 1, [[num_measured, num_predicted]]]
+    counts: list[tuple[int, int]] = [(0, 0)]
+    for k, (i, j) in enumerate(ends.tolist()):
+        is_common = int(k < len(same))
+        i, j = i - is_common, j - is_common
+        begin = counts[-1]
+        for step in range(1, max(i - begin[0], j - begin[1]) + 1):
+            counts.append((min(begin[0] + step, i), min(begin[1] + step, j)))
+        if is_common:
+            counts.append((i + 1, j + 1))
+    return np.array(counts, np.int64).T

@@ -1,0 +1,183 @@
+"""`RunResult`: what each stage of a run costs, and which of them decides."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from memlab._util.checks import check_fields
+from memlab._util.tables import columns_table, facts_table
+from memlab._util.units import format_bytes, listed, shown
+from memlab.config import StepConfig
+from memlab.errors import ConfigError
+from memlab.prediction.run_settings import TrainingRun
+from memlab.result import CountedPeak, Judgement, Outcome, Source
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageCost:
+    """What one stage of a run costs.
+
+    Attributes:
+        name: "build", "first step", "step", "EMA update", "evaluation", "generation", "saving" or
+            "step afterwards".
+        peak_allocated_bytes: the most bytes of live tensors and workspaces.
+        peak_reserved_bytes: the most that the caching allocator holds, what earlier stages left in
+            its cache included; None on a CPU, which has none.
+        bytes_by_category: what stands at the allocated peak, by what it is for: the categories of a
+            `StepResult`, and "EMA weights", "kept outputs" and "KV cache".
+        module: the module that ran at the peak; empty if it is not known.
+        fits: whether the stage runs within the limit; None without a limit.
+        close_to_limit: whether `fits` is another at one end of the uncertainty; None likewise.
+    """
+
+    name: str
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int | None
+    bytes_by_category: Mapping[str, int]
+    module: str = ""
+    fits: bool | None = None
+    close_to_limit: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def counted_bytes(self) -> int:
+        """The peak that counts against a limit: reserved on a card, allocated on a CPU."""
+        reserved = self.peak_reserved_bytes
+        return self.peak_allocated_bytes if reserved is None else reserved
+
+    @property
+    def fit(self) -> Judgement | None:
+        """Whether the stage fits, in words: "fits", "too close" or "does not fit"."""
+        return Judgement.of(self.fits, is_close=self.close_to_limit)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunResult:
+    """What a whole run costs, stage by stage.
+
+    Attributes:
+        outcome: how the run ended, as in a `StepResult`.
+        message: one sentence.
+        source: "measured" or "predicted".
+        device: where it ran, or for which it was predicted.
+        versions: of memlab, torch and Python.
+        config: of the steps.
+        run: what was done beside them.
+        workload_name: what was trained.
+        stages: in the order in which they run; empty if the outcome is not ok.
+        uncertainty: relative half-width of what counts against a limit, 0.01 for +-1 %; 0 if
+            measured.
+        memory_limit_bytes: what the stages are judged by; None for no limit.
+        notes: what a reader of these numbers must know.
+    """
+
+    outcome: Outcome
+    message: str
+    source: Source
+    device: str
+    versions: Mapping[str, str]
+    config: StepConfig
+    run: TrainingRun
+    workload_name: str
+    stages: tuple[StageCost, ...] = ()
+    uncertainty: float = 0.0
+    memory_limit_bytes: int | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def worst(self) -> StageCost | None:
+        """The stage that sets the peak of the run: the one in which the most was live.
+
+        The caching allocator keeps what it has reserved, so the stage that comes last may show the
+        most reserved bytes without having asked for them.
+        """
+        return max(self.stages, key=lambda stage: stage.peak_allocated_bytes, default=None)
+
+    @property
+    def peak_allocated_bytes(self) -> int | None:
+        """The most bytes that were allocated in the run."""
+        return max((stage.peak_allocated_bytes for stage in self.stages), default=None)
+
+    @property
+    def peak_reserved_bytes(self) -> int | None:
+        """The most bytes that were reserved in the run; None on a CPU."""
+        found = [stage.peak_reserved_bytes for stage in self.stages]
+        return max((each for each in found if each is not None), default=None)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether every stage fits the limit; None without a limit."""
+        found = [stage.fits for stage in self.stages]
+        return None if None in found or not found else all(found)
+
+    def stage(self, name: str) -> StageCost:
+        """Return the stage with this name.
+
+        Raises:
+            ConfigError: the run has no such stage, or none at all because it did not end well.
+        """
+        names = [str(stage.name) for stage in self.stages]
+        if not names:
+            raise ConfigError(
+                f"name={shown(name)}: this run has no stages, for its outcome is {self.outcome}: "
+                f"{self.message}"
+            )
+        if name not in names:
+            raise ConfigError(
+                f"name={shown(name)} is no stage of this run; allowed is one of {names}"
+            )
+        return self.stages[names.index(name)]
+
+    def counted(self, stage: StageCost) -> CountedPeak:
+        """Return the peak of a stage that counts against a limit, with its uncertainty."""
+        kind = "allocated" if stage.peak_reserved_bytes is None else "reserved"
+        return CountedPeak(kind=kind, nbytes=stage.counted_bytes, uncertainty=self.uncertainty)
+
+    def __str__(self) -> str:
+        """Return the stage of the peak and what does not fit, in one line."""
+        worst = self.worst
+        if self.outcome is not Outcome.OK or worst is None:
+            return f"{self.outcome}: {self.message}"
+        peak = f"{format_bytes(worst.peak_allocated_bytes)} allocated"
+        if (reserved := self.peak_reserved_bytes) is not None:
+            peak += f"; where there is room the run reserves {format_bytes(reserved)}"
+        said = f"{self.workload_name} on {self.device}: the peak is in the {worst.name}: {peak}"
+        return f"{said}; {self._fit_words()}" if self.memory_limit_bytes else said
+
+    def _fit_words(self) -> str:
+        limit = format_bytes(self.memory_limit_bytes or 0)
+        over = [stage.name for stage in self.stages if stage.fits is False]
+        if over:
+            return f"{listed(over)} {'does' if len(over) == 1 else 'do'} not fit {limit}"
+        is_over = max(stage.counted_bytes for stage in self.stages) > (self.memory_limit_bytes or 0)
+        limit += " with less cache" if is_over else ""
+        close = [stage.name for stage in self.stages if stage.close_to_limit]
+        if close:
+            return f"every stage fits {limit}, {listed(close)} only within the uncertainty"
+        return f"every stage fits {limit}"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the stages for notebooks."""
+        title = f"{self.workload_name} on {self.device}, {self.source}"
+        facts = {
+            "result": str(self),
+            "uncertainty": f"± {self.uncertainty:.1%}" if self.uncertainty else "",
+            "notes": " ".join(self.notes),
+        }
+        has_reserved = self.peak_reserved_bytes is not None
+        heads = ["stage", "allocated", *(["reserved"] if has_reserved else []), "limit", "holds"]
+        rows = [
+            [
+                stage.name,
+                format_bytes(stage.peak_allocated_bytes),
+                *([format_bytes(stage.peak_reserved_bytes or 0)] if has_reserved else []),
+                stage.fit or "",
+                ", ".join(
+                    f"{name.replace('_', ' ')} {format_bytes(nbytes)}"
+                    for name, nbytes in list(stage.bytes_by_category.items())[:3]
+                ),
+            ]
+            for stage in self.stages
+        ]
+        return facts_table(title, facts) + columns_table(heads, rows)

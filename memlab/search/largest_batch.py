@@ -1,0 +1,307 @@
+"""`largest_batch`: the most samples with which a step fits a limit, found by prediction."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from memlab._util.checks import checked, count, seconds, size
+from memlab._util.units import format_bytes
+from memlab.api import accumulation_effect, predict_with_forecast
+from memlab.config import Sharding, StepConfig
+from memlab.errors import ConfigError, MemlabError, UnsupportedError
+from memlab.result import CountedPeak, Judgement, Outcome, StepResult
+from memlab.runtime.bar import shows_progress
+from memlab.runtime.isolation import OnProgress
+from memlab.search.alternatives import counted
+from memlab.store import recorded
+from memlab.workload import Workload
+
+if TYPE_CHECKING:
+    from memlab.prediction.forecast import Forecast
+
+BATCH_LIMIT = 2**20
+FIRST_BATCH = 8
+MOST_GROWTH = 16  # from one batch of ranks that fits to the next that is tried
+GUESSES = 6  # tries that a forecast chooses; after them peaks of exact predictions do
+
+
+class LargestBatch(int):
+    """A number of samples, with the prediction behind it.
+
+    Attributes:
+        result: the predicted step with that many samples.
+        is_capped: whether `batch_limit` ended the search, so that larger batches may fit.
+    """
+
+    result: StepResult
+    is_capped: bool
+
+    @classmethod
+    def of(cls, result: StepResult, batch_limit: int) -> "LargestBatch":
+        """Return the batch size of a predicted step."""
+        found = cls(result.config.batch_size)
+        found.result = result
+        found.is_capped = int(found) + unit_of(result.config) > batch_limit
+        return found
+
+
+@checked(memory_limit=size, batch_limit=count(1), timeout_seconds=seconds)
+@shows_progress
+def largest_batch(
+    workload: Workload,
+    config: StepConfig | None = None,
+    device: str | torch.device | None = None,
+    *,
+    memory_limit: int | str | None = None,
+    batch_limit: int = BATCH_LIMIT,
+    seed: int = 0,
+    timeout_seconds: float = 600,
+    on_progress: OnProgress | None = None,
+    progress: bool = True,
+    cancel: threading.Event | None = None,
+) -> LargestBatch:
+    """Return the largest batch with which a step certainly fits, by prediction.
+
+    It certainly fits if its predicted peak does at the upper end of its uncertainty. Nothing runs.
+    A batch that the workload cannot make, because its data set is smaller, does not count. With
+    sharding the batch is that of all ranks together, a multiple of `data_parallel_size` and of
+    `accumulation_steps`, and each rank must fit the limit. If micro-batches do not give the
+    gradient of the whole batch, or that is not known, the notes of the result say why.
+
+    Args:
+        workload: what is trained.
+        config: how it is trained; its batch size is ignored. None is `StepConfig()`.
+        device: as for `predict`.
+        memory_limit: bytes, or text such as "2GiB": allocated on a CPU, reserved on CUDA. None is
+            what PyTorch can reserve on the card, or the memory of this machine. Of several ranks
+            each has as much.
+        batch_limit: the largest batch that is tried.
+        seed: as for `predict`.
+        timeout_seconds: as for `predict`, for each of some ten predictions.
+        on_progress: as for `measure`.
+        progress: as for `measure`.
+        cancel: as for `measure`.
+
+    Returns:
+        An int, which has the prediction as its `result`.
+
+    Raises:
+        ConfigError: not even the smallest batch fits, or there is no limit.
+        UnsupportedError: the step cannot be predicted; the message says why.
+        MemlabError: a prediction was cancelled or took too long.
+
+    >>> model, batch = torch.nn.Linear(64, 8), (torch.zeros(4, 64), torch.zeros(4, 8))
+    >>> workload = Workload.from_module(model, batch, torch.nn.functional.mse_loss)
+    >>> found = largest_batch(workload, device="t4", memory_limit="64MiB", batch_limit=1024)
+    >>> found, found.result.fit
+    (1024, <Judgement.FITS: 'fits'>)
+    """
+    config = config or StepConfig()
+    limit_bytes = limit_of(memory_limit, device)
+    options: dict[str, Any] = {"seed": seed, "timeout_seconds": timeout_seconds}
+    options |= {"on_progress": on_progress, "cancel": cancel}
+    search = LargestSearch(workload, limit_bytes, device, batch_limit, options)
+    found = search.largest(config, FIRST_BATCH)
+    if config.accumulation_steps * config.data_parallel_size > 1:
+        said = str(accumulation_effect(workload, on_progress=on_progress, cancel=cancel))
+        found = replace(found, notes=(*found.notes, *([said] if said else [])))
+    return LargestBatch.of(found, batch_limit)
+
+
+def unit_of(config: StepConfig) -> int:
+    """Return by how many samples the batches of these settings differ."""
+    if config.sharding is Sharding.NONE:
+        return 1  # micro-batches need not have the same size
+    return config.data_parallel_size * config.accumulation_steps
+
+
+def limit_of(memory_limit: int | str | None, device: str | torch.device | None) -> int:
+    """Return a limit in bytes; None is what the device can hold.
+
+    Raises:
+        ConfigError: there is no limit, and what the device can hold is not known.
+    """
+    limit_bytes = size("memory_limit", memory_limit) or recorded.capacity(device)
+    if limit_bytes is None:
+        raise ConfigError(
+            f"memory_limit=None needs a device whose memory is known, and device={device!r} has "
+            "none; pass memory_limit='24GiB', or the name of a card"
+        )
+    return int(limit_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class LargestSearch:
+    """The search for the largest batch within a limit.
+
+    Attributes:
+        workload: what is trained.
+        limit_bytes: that the step may hold.
+        device: as for `predict`.
+        batch_limit: the largest batch that is tried.
+        options: further options of `predict_with_forecast`.
+    """
+
+    workload: Workload
+    limit_bytes: int
+    device: str | torch.device | None
+    batch_limit: int
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def largest(self, config: StepConfig, first: int) -> StepResult:
+        """Return the step with the largest batch that certainly fits.
+
+        Args:
+            config: the settings; their batch size is ignored.
+            first: the batch that is tried first; with sharding a multiple near it is.
+
+        Raises:
+            ConfigError: the smallest batch does not fit, or is larger than `batch_limit`.
+            UnsupportedError: the step cannot be predicted.
+        """
+        best: StepResult | None = None
+        unit, smallest = unit_of(config), config.data_parallel_size * config.accumulation_steps
+        if self.batch_limit < smallest:
+            raise ConfigError(
+                f"batch_limit={self.batch_limit} is less than the {smallest} samples that "
+                f"{', '.join(_settings(config))} takes at least, one for each micro-batch of each "
+                "rank; raise batch_limit"
+            )
+        low, high, guess = smallest - unit, (self.batch_limit // unit + 1) * unit, first
+        peaks = dict[int, int]()  # the upper end of what is judged, by the samples
+        is_forecast_right, is_sharded = True, config.sharding is not Sharding.NONE
+        while high - low > unit:
+            samples = min(max(guess // unit * unit, low + unit), high - unit)
+            found = predict_with_forecast(
+                self.workload,
+                replace(config, batch_size=samples),
+                self.device,
+                memory_limit=self.limit_bytes,
+                **self.options,
+            )
+            result = found.result
+            if result.outcome is Outcome.FAILED and best is not None:
+                high, guess = samples, (low + samples) // 2  # a data set may have no more samples
+                continue
+            result = _ran(result)
+            peak = counted(result)
+            peaks[samples] = _judged_bytes(peak) if is_sharded else peak.upper_bytes
+            if result.fit is Judgement.FITS:
+                is_forecast_right &= len(peaks) == 1 or samples <= guess
+                low, best = samples, result
+            else:
+                high = samples
+            if is_sharded:  # the forecast of a rank tells of no other batch
+                guess = _of_ranks(peaks, low, high, self.limit_bytes)
+                continue
+            guess = _on_a_line(peaks, low, high, self.limit_bytes)
+            if is_forecast_right and len(peaks) <= GUESSES and found.forecast is not None:
+                limit_bytes = int(self.limit_bytes * peak.nbytes / peak.upper_bytes)
+                guess = _guess(found.forecast, low, high, limit_bytes, config.accumulation_steps)
+        if best is None:
+            samples_said = "one sample" if smallest == 1 else f"{smallest} samples"
+            said = ", ".join([self.workload.name, *_settings(config)])
+            raise ConfigError(
+                f"memory_limit={format_bytes(self.limit_bytes)} is not enough for {samples_said} "
+                f"of {said}; allowed is what that takes, or more: use memlab.recommend, which "
+                "looks for settings that take less"
+            )
+        return best
+
+
+def _settings(config: StepConfig) -> list[str]:
+    """Return the settings as text, without the batch size, which the search chooses."""
+    return str(config).split(", ")[1:]
+
+
+def _guess(forecast: "Forecast", low: int, high: int, limit_bytes: int, steps: int) -> int:
+    """Return the largest batch from `low` to `high` that fits according to the forecast.
+
+    Args:
+        forecast: of a step with this many micro-batches.
+        low: a batch that fits.
+        high: a batch that does not.
+        limit_bytes: that the step may hold.
+        steps: micro-batches of a batch, which get the same number of samples.
+    """
+    fits, fits_not = low // steps, -(-high // steps)
+    while fits_not - fits > 1:
+        samples = (fits + fits_not) // 2
+        sizes = [samples] * steps
+        if not forecast.covers(sizes):
+            return steps * min(samples, 2 * max(fits, 1))
+        if forecast.fits(sizes, limit_bytes):
+            fits = samples
+        else:
+            fits_not = samples
+    return steps * fits
+
+
+def _on_a_line(peaks: dict[int, int], low: int, high: int, limit_bytes: int) -> int:
+    """Return the batch from `low` to `high` whose peak is the limit on a line through two peaks.
+
+    A peak may rise faster and faster, and then a line alone comes closer only by small steps: so
+    every second batch is the middle, once there is one that does not fit.
+
+    Args:
+        peaks: in bytes, by the samples of a batch.
+        low: a batch that fits.
+        high: a batch that does not, or one too many.
+        limit_bytes: that the step may hold.
+    """
+    is_bounded = high in peaks
+    ends = [low, high] if is_bounded and low in peaks else sorted(peaks)[-2:]
+    samples = _crossing(peaks, ends, limit_bytes)
+    if samples is None or (is_bounded and len(peaks) % 2 == 0):
+        return (low + high) // 2
+    return min(max(samples, low), high - 1)
+
+
+def _judged_bytes(peak: CountedPeak) -> int:
+    """Return the upper end of what a limit is compared with: what is needed, where that is less."""
+    least = min(peak.nbytes, peak.needed_bytes or peak.nbytes)
+    return int(least * (1 + peak.judged_uncertainty))
+
+
+def _of_ranks(peaks: dict[int, int], low: int, high: int, limit_bytes: int) -> int:
+    """Return a batch of ranks that is worth a prediction, by the peaks of those before it.
+
+    What a step holds at one of its instants is a line over the batch, so its peak is the highest of
+    such lines: it bends upwards only. So the line through two batches that fit, drawn on, ends at
+    or above the largest one that fits, and the line from one that fits to one that does not passes
+    the limit at or below it. Taken in turn they close in from both sides. The caching allocator
+    adds steps of some MiB, so each third batch is the middle.
+
+    Args:
+        peaks: in bytes, by the samples of a batch; the last that was predicted is the last.
+        low: a batch that fits.
+        high: a batch that does not, or one too many.
+        limit_bytes: that the step may hold.
+    """
+    fitting = [samples for samples in sorted(peaks) if samples <= low][-2:]
+    if high not in peaks:
+        drawn_on = _crossing(peaks, fitting, limit_bytes)
+        return 2 * low if drawn_on is None else min(drawn_on, MOST_GROWTH * low)
+    if low not in peaks or len(peaks) % 3 == 0:
+        return (low + high) // 2
+    is_from_below = next(reversed(peaks)) == low
+    crossing = _crossing(peaks, fitting if is_from_below else [low, high], limit_bytes)
+    return (low + high) // 2 if crossing is None else crossing
+
+
+def _crossing(peaks: dict[int, int], ends: Sequence[int], limit_bytes: int) -> int | None:
+    """Return where the line through two peaks is at the limit; None if it does not rise."""
+    first, last = ends[0], ends[-1]
+    rise = peaks[last] - peaks[first]
+    return first + (limit_bytes - peaks[first]) * (last - first) // rise if rise > 0 else None
+
+
+def _ran(result: StepResult) -> StepResult:
+    if result.outcome in (Outcome.CANCELLED, Outcome.TIMED_OUT):
+        raise MemlabError(f"the search for the largest batch ended: {result.message}")
+    if result.outcome is not Outcome.OK:
+        raise UnsupportedError(f"{result.workload_name}, {result.config}: {result.message}")
+    return result

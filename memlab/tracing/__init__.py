@@ -1,0 +1,15 @@
+"""Tracing: a step runs over fake tensors, on a device that need not be there, and all is noted.
+
+- `record_step.py` traces the step of a workload as a `Program` (`program.py`), the trace for any
+  batch size. Start here.
+- `fake_workload.py`: the workload with a model and batches of fake tensors, by `built.py`.
+- `tracker.py` sees every operator; `fake_outputs.py` says what it returns, `values.py` and
+  `unknown.py` what is known of values, `repeats.py` what was seen before, `faking.py` what PyTorch
+  does otherwise.
+- `recording.py`: what is noted; `assembly.py`: with the memory of its kernels, a `Trace`.
+- `fake_cuda.py`: a CUDA device that is not there, `card_answers.py` what it says of itself,
+  `attention_kernels.py` the kernel that it would choose for attention, `triton_launches.py` its
+  Triton kernels.
+- `simulated_ranks.py`: one of many ranks, without the others.
+- Libraries: `transformers_attention.py`, `bitsandbytes_layers.py`, `trl_triton.py`.
+"""
