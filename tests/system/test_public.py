@@ -33,8 +33,8 @@ def public_names() -> Iterator[tuple[str, object]]:
 
 PUBLIC = dict(public_names())
 OF_EXTRAS = {
-    "callbacks.step_recorder": step_recorder,
-    "training.estimator.StepClassifier": StepClassifier,
+    "integrations.lightning_recorder.step_recorder": step_recorder,
+    "integrations.estimator.StepClassifier": StepClassifier,
 }
 """Public too, but not by `import *`, since they need libraries of an extra."""
 

@@ -346,13 +346,13 @@ def checkpointed_by(generator: Callable[..., Iterator[None]], reentrant: type) -
     module: Any = torch_checkpoint
     name = next(name for name in NON_REENTRANT if hasattr(module, name))
     replaced: dict[str, Any] = {name: generator, "CheckpointFunction": reentrant}
-    own = {name: getattr(module, name) for name in replaced}
+    originals = {name: getattr(module, name) for name in replaced}
     for name, replacement in replaced.items():
         setattr(module, name, replacement)
     try:
         yield
     finally:
-        for name, original in own.items():
+        for name, original in originals.items():
             setattr(module, name, original)
 
 
