@@ -101,7 +101,7 @@ def test_nothing_is_left_when_the_caller_is_killed(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
 def test_a_worker_does_not_outlive_its_keeper(tmp_path):
     (tmp_path / "worker.py").write_text(
-        f"import sys; sys.path.insert(0, {str(ROOT / 'memlab' / 'worker')!r})\n"
+        f"import sys; sys.path.insert(0, {str(ROOT / 'memlab' / 'runtime')!r})\n"
         "import start; start.end_with(int(sys.argv[-1]))\n"
         f"import ctypes; open(sys.argv[1], 'x'); {IN_C}\n"
     )
