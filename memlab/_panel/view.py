@@ -40,7 +40,7 @@ WHAT_IT_DOES = (
 
 
 class FitPane:
-    """Widgets alone; `fitting.py` says what they show.
+    """Widgets alone; `runner.py` says what they show.
 
     Args:
         pressed: called when *Fit for me* is pressed.

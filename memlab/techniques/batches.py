@@ -1,6 +1,6 @@
 """List what a batch contains: its tensors in order, and the path to each of its leaves.
 
-`batch_tensors.py` changes tensors, in pytrees and in objects that hold tensors.
+What follows changes tensors, in pytrees and in objects that hold tensors.
 """
 
 import contextlib

@@ -10,7 +10,7 @@ The tensors are fake tensors that report the real device. If a tensor reported "
 torch.nn.init and transformers would silently skip its initialisation (torch 2.13, transformers 5).
 
 A model whose parameters are sharded stays without memory until `fully_shard` has divided it, and is
-then filled one parameter at a time (`shards.py`): no rank ever holds the whole model. Left out:
+then filled one parameter at a time: no rank ever holds the whole model. Left out:
 predictions of other models, whose tensors need no memory anyway.
 """
 

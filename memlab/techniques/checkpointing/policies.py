@@ -1,7 +1,7 @@
 """What a checkpointed module keeps: presets, operators by name, or a person's own policy function.
 
-Source: selective activation checkpointing, `torch.utils.checkpoint.CheckpointPolicy`. `presets.py`
-says what the presets keep, and `keepable.py` what is never kept, whatever the policy says.
+Source: selective activation checkpointing, `torch.utils.checkpoint.CheckpointPolicy`. What
+the presets keep, and what is never kept whatever the policy says, stands here too.
 """
 
 import copyreg

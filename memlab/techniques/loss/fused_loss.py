@@ -1,7 +1,7 @@
 """The loss by a package: find the head, and have a package compute its cross entropy.
 
 The head is found, and its loss taken, as for `loss_chunks`. What each package allocates stands in
-its file: `of_trl.py`, `of_liger.py`, `of_cut.py`. A prediction runs the package itself over fake
+its function below. A prediction runs the package itself over fake
 tensors, so what it predicts is what the installed version allocates.
 """
 
@@ -25,9 +25,9 @@ from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, 
 
 # The forward of a linear head whose cross entropy a package computes, without all logits.
 #
-# As in `lazy_logits.py`, the head returns logits without memory. Their cross entropy calls
+# As in `logits.py`, the head returns logits without memory. Their cross entropy calls
 # a function that takes the hidden states and the weight of the head instead of the logits.
-# One file each has the function of one package: `of_trl.py`, `of_liger.py`, `of_cut.py`.
+# The functions of the packages follow, one each.
 #
 # It is plain PyTorch, of which exported scripts contain what they call.
 

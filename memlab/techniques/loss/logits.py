@@ -11,7 +11,7 @@ the weight at once. The sums are the same as in the plain step, in another order
 that reads the logits raises an error that names it, so nothing is silently wrong.
 
 It is plain PyTorch, of which exported scripts contain what they call. Left out: fused kernels,
-which may save the second product with the head (`fused_head.py`).
+which may save the second product with the head (`fused_loss.py`).
 """
 
 import math

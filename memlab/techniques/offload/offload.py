@@ -1,6 +1,6 @@
 """Offloading to host memory: the three techniques, with their refusals, notes and script lines.
 
-`offloading.py` implements activations and optimizer state, `weight_offloading.py` parameters. Left
+`offloading.py` implements them. Left
 out: offloading inside a compiled graph.
 """
 

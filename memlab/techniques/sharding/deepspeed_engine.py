@@ -251,7 +251,7 @@ def notes(config: StepConfig) -> list[str]:
     return said
 
 
-MASTER = "master"  # as `master_weights.py` names fp32 copies in the state
+MASTER = "master"  # as `weight_formats.py` names fp32 copies in the state
 
 
 class Engine:

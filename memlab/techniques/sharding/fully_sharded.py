@@ -9,7 +9,7 @@ end of backward.
 With autocast alone a block's casts to bf16 would be saved for backward, so that every rank would
 hold the whole model in bf16 whatever is sharded. So in the mixed formats the parameters themselves
 are gathered in the narrow format, and gradients are averaged in fp32. Normalisation over the batch
-keeps fp32 parameters, which its kernels need. `shards.py` carries it out.
+keeps fp32 parameters, which its kernels need.
 """
 
 import contextlib
