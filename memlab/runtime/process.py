@@ -291,7 +291,7 @@ class WorkerProcess:
         """Send the job; `check` is called repeatedly meanwhile and may raise."""
         self.number += 1
         self.doing = TAKING
-        with contextlib.suppress(OSError):  # a worker that is gone is noticed by the next read
+        with contextlib.suppress(OSError, EOFError):  # who is gone is noticed by the next read
             self.channel.send_checked(self.number, pickle.dumps(job), check, self.has_ended)
 
     def receive(self, check: Check) -> tuple[str, Any]:

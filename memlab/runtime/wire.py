@@ -84,7 +84,10 @@ class Channel:
             self.socket.sendall(content)
 
     def send_checked(self, number: int, content: bytes, check: Check, ended: HasEnded) -> None:
-        """Write a message piece by piece.
+        """Write a message piece by piece, and take what comes meanwhile.
+
+        The other end may be writing too, and reads nothing before it is done: a worker that says
+        at length what its last job has changed would else wait for the caller as the caller for it.
 
         Args:
             number: of the job.
@@ -94,16 +97,20 @@ class Channel:
 
         Raises:
             OSError: nobody is at the other end.
+            EOFError: it was closed while something was written.
         """
         for part in (HEADER.pack(MAGIC, number, len(content)), content):
             left = memoryview(part)
             while left:
                 check()
-                if self._is_ready(selectors.EVENT_WRITE):
-                    with contextlib.suppress(BlockingIOError):
-                        left = left[self.socket.send(left[:PIECE_BYTES]) :]
-                elif ended():
+                ready = self._ready(selectors.EVENT_READ | selectors.EVENT_WRITE)
+                if not ready and ended():
                     raise BrokenPipeError
+                with contextlib.suppress(BlockingIOError):
+                    if ready & selectors.EVENT_READ:
+                        self._take()
+                    if ready & selectors.EVENT_WRITE:
+                        left = left[self.socket.send(left[:PIECE_BYTES]) :]
 
     def receive(self) -> tuple[int, bytes]:
         """Wait for a message and return its job's number and its content.
@@ -130,21 +137,22 @@ class Channel:
                 return message
 
             check()
-            if self._is_ready(selectors.EVENT_READ):
+            if self._ready(selectors.EVENT_READ):
                 with contextlib.suppress(BlockingIOError):
                     self._take()
             # it may have answered just before
-            elif ended() and not self._is_ready(selectors.EVENT_READ):
+            elif ended() and not self._ready(selectors.EVENT_READ):
                 raise EOFError
 
     def has_unread(self, within_seconds: float = 0.0) -> bool:
         """Return whether something has come, or comes in this time, or nothing more can."""
-        return bool(self.read) or self._is_ready(selectors.EVENT_READ, within_seconds)
+        return bool(self.read) or bool(self._ready(selectors.EVENT_READ, within_seconds))
 
-    def _is_ready(self, event: int, wait_seconds: float = POLL_SECONDS) -> bool:
+    def _ready(self, events: int, wait_seconds: float = POLL_SECONDS) -> int:
+        """Return which of the events of the `selectors` module there are; waits for the first."""
         with SELECTOR() as selector:
-            selector.register(self.socket, event)
-            return bool(selector.select(wait_seconds))
+            selector.register(self.socket, events)
+            return sum(there for _, there in selector.select(wait_seconds))
 
     def _take(self) -> None:
         piece = self.socket.recv(PIECE_BYTES)

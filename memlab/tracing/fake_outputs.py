@@ -132,7 +132,26 @@ def _waited_for(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-OWN: dict[Any, Callable[..., Any]] = {aten.log_sigmoid_forward.default: _log_sigmoid_forward}
+def _written_rows(
+    tensor: torch.Tensor,
+    indices: Any,
+    values: torch.Tensor,
+    accumulate: bool = False,
+    _: bool = False,
+) -> torch.Tensor:
+    """Return the tensor that is written to, on a card also by indices in host memory.
+
+    PyTorch's fake kernel of the public operator allows these; that of the private one does not.
+    Source: `index_put_impl` in torch/_subclasses/fake_impls.py.
+    """
+    written: torch.Tensor = aten.index_put_.default(tensor, indices, values, accumulate)
+    return written
+
+
+OWN: dict[Any, Callable[..., Any]] = {
+    aten.log_sigmoid_forward.default: _log_sigmoid_forward,
+    aten._index_put_impl_.default: _written_rows,
+}
 if hasattr(aten, "_grouped_mm"):
     OWN[aten._grouped_mm.default] = _grouped_mm
 if torch.distributed.is_available():

@@ -6,6 +6,7 @@ import select
 import socket
 import struct
 import threading
+import time
 
 import pytest
 
@@ -129,6 +130,35 @@ def test_what_is_sent_in_pieces_arrives(ends):
     thread.start()
     assert reader.receive() == (5, content)
     thread.join()
+
+
+def test_both_ends_may_write_at_once(ends):
+    """A worker says what its last job has changed while the next one comes, and reads after it."""
+    channel, worker = ends
+    reader = Channel(worker, blocks=True)
+    last, following = os.urandom(20 * PIECE_BYTES), os.urandom(21 * PIECE_BYTES)
+    received = []
+
+    def work():
+        reader.send(4, last)
+        received.append(reader.receive())
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    end = time.monotonic() + 30
+    channel.send_checked(5, following, stop_at_time(end), never)
+    thread.join()
+    assert received == [(5, following)]
+    assert channel.receive_checked(stop_at_time(end), never) == (4, last)
+
+
+def stop_at_time(end):
+    """Return a check that fails after a time at which all would long be over."""
+
+    def check():
+        assert time.monotonic() < end
+
+    return check
 
 
 @pytest.mark.filterwarnings("ignore:This process")  # is multi-threaded, says Python 3.12 of a fork

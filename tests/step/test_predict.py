@@ -336,6 +336,36 @@ class Checks(NeverReal):
         return y
 
 
+@pytest.mark.parametrize("way", ["read", "written"])
+def test_rows_of_a_tensor_on_a_card_may_be_named_in_host_memory(way):
+    """CUDA takes indices from a CPU; on the card, they and their copies are a few kB."""
+    most = 8 * 2**10
+
+    def predicted(on_the_card):
+        def compute_loss(model, x):
+            device = x.device if on_the_card else None
+            rows = torch.arange(len(x), device=device)[:, None]
+            columns = torch.arange(3, device=device).expand(len(x), 3)
+            y = model(x)
+            if way == "read":
+                return y[rows, columns].square().mean()
+            z = torch.zeros_like(y)
+            z[rows, columns] = y[:, :3]
+            return z.square().mean()
+
+        workload = Workload(
+            name="rows",
+            build_model=lambda: torch.nn.Linear(256, 256),
+            make_batch=lambda n: torch.randn(n, 64, 256),
+            compute_loss=compute_loss,
+        )
+        result = memlab.predict(workload, StepConfig(batch_size=32), "rtx-4060")
+        assert result.outcome == Outcome.OK, result.message
+        return result.peak_allocated_bytes
+
+    assert abs(predicted(True) - predicted(False)) <= most
+
+
 def test_a_check_that_all_is_well_passes():
     assert memlab.predict(with_model(Checks), StepConfig(), "cpu").outcome == Outcome.OK
 
