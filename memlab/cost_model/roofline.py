@@ -642,13 +642,14 @@ def work_of(signature: Signature, outputs: Outputs) -> Work:
 
     num_bytes = _bytes(func, signature, outputs)
     flops, kind = _flops(func, args, kwargs, outputs) if num_bytes else (0, "")
-    floats = [t.dtype for t in _flat(signature[1]) if t.dtype.is_floating_point]
+    formats = [tensor.dtype for tensor in _flat(signature[1])]
+    floats = [dtype for dtype in formats if dtype.is_floating_point]
     if any(isinstance(arg, torch.dtype) for arg in args):  # narrow factors, added to a wide matrix
         floats.reverse()
     name = func.overloadpacket.__name__
     parts = parts_of(name, signature[1], outputs, num_bytes, flops) if num_bytes else ()
-    dtype = next(iter(floats), args[0].dtype if flops else None)  # a product may be one of int8
-    return Work(flops, num_bytes, dtype, kind, parts)
+    known = floats or (formats if flops else [])  # a product may be one of int8
+    return Work(flops, num_bytes, next(iter(known), None), kind, parts)
 
 
 def _empty(spec: TensorSpec) -> torch.Tensor:

@@ -43,6 +43,8 @@ from memlab.techniques.batches import moved
 from memlab.techniques.step import Step, own_batch
 from memlab.trace import CATEGORIES, Category, Mark, Phase, Trace
 from memlab.workloads.generation_caches import (
+    CACHE_ARGUMENTS,
+    cache_argument,
     check_positions,
     check_window,
     generating_model,
@@ -66,7 +68,7 @@ if TYPE_CHECKING:
 # batch nor its last part.
 
 END = -1  # the number of what comes after the last batch or token
-CACHES = ("past_key_values", "mems", "cache_params")
+CACHES = (*CACHE_ARGUMENTS, "mems", "cache_params")
 
 
 @contextlib.contextmanager
@@ -201,7 +203,7 @@ def generate(step: Step, settings: Generation, num_new: int, mark: Mark) -> None
         options["logits_to_keep"] = 1
 
     with evaluating(step.model):
-        options["past_key_values"] = key_value_cache(
+        options[str(cache_argument(base))] = key_value_cache(
             base, settings.cache, settings.num_tokens, str(step.config.precision)
         )
         given = tokens.clone()

@@ -9,6 +9,8 @@ from torch import nn
 
 from memlab.errors import UnsupportedError
 
+CACHE_ARGUMENTS = ("past_key_values", "cache")  # the second one since transformers 5.24
+
 
 def generating_model(model: nn.Module) -> Any:
     """Return the model of transformers whose forward generates, without what peft put around it.
@@ -35,12 +37,18 @@ def generating_model(model: nn.Module) -> Any:
             f"generate: {name} has an encoder and a decoder, whose two caches are not implemented; "
             "use a causal language model, or leave generate out"
         )
-    if "past_key_values" not in inspect.signature(base.forward).parameters:
+    if cache_argument(base) is None:
         raise UnsupportedError(
-            f"generate: {name} takes no cache of keys and values (past_key_values); use a model "
-            "with attention in all layers, or leave generate out"
+            f"generate: {name} takes no cache of keys and values ({' or '.join(CACHE_ARGUMENTS)}); "
+            "use a model with attention in all layers, or leave generate out"
         )
     return base
+
+
+def cache_argument(base: Any) -> str | None:
+    """Return the argument of a model's forward that takes the cache, None if there is none."""
+    accepted = inspect.signature(base.forward).parameters
+    return next((name for name in CACHE_ARGUMENTS if name in accepted), None)
 
 
 def check_positions(base: Any, num_tokens: int) -> None:

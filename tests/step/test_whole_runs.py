@@ -1,6 +1,7 @@
 """Whole runs: against the real allocator, hand counts, `generate` itself, and plain training."""
 
 import copy
+import inspect
 import json
 import re
 from functools import partial
@@ -27,6 +28,7 @@ from memlab.runtime.measure_run import measure_run_in_process
 from memlab.techniques.step import build_step
 from memlab.trace import Phase
 from memlab.tracing.recording import Recording
+from memlab.workloads.generation_caches import CACHE_ARGUMENTS, cache_argument
 from tests.models import linear
 
 CPU = Target(kind="cpu", card=None, name="cpu")
@@ -137,6 +139,28 @@ def test_a_cache_is_as_large_as_counted_by_hand(tmp_path):
             # the new ones
             one = 62 * a_token // 4
             assert 62 * a_token <= held - one <= 63 * a_token + ids_and_mask
+
+
+@pytest.mark.parametrize("name", CACHE_ARGUMENTS)
+def test_a_cache_is_passed_by_the_name_that_transformers_gives_it(tmp_path, monkeypatch, name):
+    llamas = pytest.importorskip("transformers").LlamaForCausalLM
+    run = TrainingRun(generate=Generation(batch_size=4, prompt_tokens=8, new_tokens=8))
+    expected = peaks(predicted(llama(tmp_path), run))
+    original, here = llamas.forward, cache_argument(llamas)
+    signature = inspect.signature(original)
+
+    def forward(self, **given):
+        return original(self, **{here if key == name else key: x for key, x in given.items()})
+
+    forward.__signature__ = signature.replace(
+        parameters=[
+            each.replace(name=name) if each.name == here else each
+            for each in signature.parameters.values()
+        ]
+    )
+    monkeypatch.setattr(llamas, "forward", forward)
+    assert cache_argument(llamas) == name
+    assert peaks(predicted(llama(tmp_path), run)) == expected
 
 
 def test_an_evaluation_counted_by_hand():
