@@ -64,6 +64,21 @@ def total_flops(function):
     return sum(map(flops, record(function)))
 
 
+def test_a_backward_may_be_given_no_gradient():
+    """Attention over frozen weights in 4 bits has one, and its other tensors tell the format."""
+    x, sums = torch.zeros(4, 2, 32, 16, dtype=torch.bfloat16), torch.zeros(4, 2, 32)
+    func = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    some, none = (
+        roofline.work_of(
+            signature_of(func, (grad, x, x, x, x, sums, 0.0, True), {}), (spec(x),) * 3
+        )
+        for grad in (x, None)
+    )
+    assert none.dtype == some.dtype == torch.bfloat16
+    assert none.flops == some.flops > 0
+    assert none.num_bytes == some.num_bytes - x.nbytes
+
+
 def test_a_linear_layer_counts_as_by_hand():
     layer, x = torch.nn.Linear(7, 5, device="meta"), meta(3, 7)
     once = 2 * 3 * 7 * 5
