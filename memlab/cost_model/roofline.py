@@ -527,6 +527,7 @@ NO_KERNEL = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empt
 NO_KERNEL |= {"new_empty_strided", "resize_", "set_", "record_stream", "_local_scalar_dense"}
 NO_KERNEL |= {"_unsafe_view"}  # a view whose schema does not say so
 NO_KERNEL |= {"wait_tensor"}  # of a collective; streams wait, no kernel runs
+NO_KERNEL |= {"record_grad_output_stream"}  # of fully_shard since torch 2.15: nothing on CUDA
 COPIES_FIRST = {"all_gather_copy_in"}  # reads its first argument and writes as much, whatever else
 # Arguments of which no element is read: they are overwritten, or only their shape is used.
 UNREAD = dict.fromkeys(("copy_", "fill_", "zero_", "normal_", "uniform_", "random_"), 0)

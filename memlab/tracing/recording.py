@@ -222,10 +222,13 @@ class Recording:
 #
 # Memory belongs to the stream on which it was allocated: the caching allocator uses a freed
 # block again for that stream only. Stream 0 is the default one. The classes have the
-# methods of `torch.cuda.Stream` and `torch.cuda.Event` that `fully_shard` calls. Left out:
-# priorities, and `Tensor.record_stream`, which no collective calls (since torch 2.8
+# methods and numbers of `torch.cuda.Stream` and `torch.cuda.Event` that `fully_shard` uses. Left
+# out: priorities, and `Tensor.record_stream`, which no collective calls (since torch 2.8
 # ProcessGroupNCCL keeps references instead: `stashed_for_allocator_safety_` in
 # ProcessGroupNCCL.hpp).
+
+
+CUDA = 1  # as c10/core/DeviceType.h numbers it
 
 
 class StreamEvent:
@@ -250,9 +253,11 @@ class StreamEvent:
 class Stream:
     """One stream. They are made by `Streams`."""
 
+    device_index, device_type = 0, CUDA
+
     def __init__(self, streams: Streams, number: int) -> None:
         self._streams = streams
-        self.number = number
+        self.number = self.stream_id = number
 
     def record_event(self, event: StreamEvent | None = None) -> StreamEvent:
         """Return an event behind all that the stream has been given so far."""

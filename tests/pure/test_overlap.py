@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from memlab.cost_model.overlap import overlap_notes, overlap_of, seconds_of_streams
 from memlab.trace import Interval, Phase
@@ -32,6 +33,15 @@ class Host:
 
     def taken(self, launch=0.0):
         return seconds_of_streams(self.recording, np.array(self.seconds), launch).tolist()
+
+
+def test_streams_have_the_numbers_that_torch_asks_them_for():
+    """An operator of `fully_shard` takes them since torch 2.15 (`record_grad_output_stream`)."""
+    streams = Streams()
+    one, other = streams.made(), streams.made()
+    assert one.stream_id != other.stream_id
+    assert torch.device("cuda", one.device_index) == torch.device("cuda:0")
+    assert type(one.device_type) is int
 
 
 def test_one_stream_takes_the_sum_of_its_operators():
