@@ -187,6 +187,10 @@ IGNORED_NAMES = frozenset(
         "__slotnames__",
         "__spec__",
         "__warningregistry__",
+        # what a finder of importlib has seen of its folder
+        "_path_cache",
+        "_path_mtime",
+        "_relaxed_path_cache",
     }
 )
 # places where runs leave data (never functions or classes) on which no later run depends

@@ -3,6 +3,7 @@
 import abc
 import functools
 import types
+from importlib.machinery import FileFinder, SourceFileLoader
 
 import pytest
 
@@ -120,6 +121,20 @@ def test_what_the_import_of_a_library_changes_is_accepted_and_what_was_before_is
     change(module)
     fingerprint.after_import({"library"}, fingerprint.before_import())
     assert found(fingerprint) == [CHANGES[change]]
+
+
+def test_what_python_knows_of_a_folder_is_no_change(tmp_path):
+    """A loop over `pkgutil.iter_modules` leaves such a finder in its module: in triton's."""
+    module = library()
+    module.finder = FileFinder(str(tmp_path), (SourceFileLoader, [".py"]))
+    assert module.finder.find_spec("later") is None
+    fingerprint = noted(module)
+    (tmp_path / "later.py").touch()
+    module.finder.invalidate_caches()
+    assert module.finder.find_spec("later")
+    assert found(fingerprint) == []
+    module.finder.path = str(tmp_path.parent)
+    assert found(fingerprint) == ["library.finder.path"]
 
 
 def test_nothing_of_a_persons_own_module_is_accepted():
