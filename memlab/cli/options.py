@@ -12,6 +12,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import Field, dataclass, fields
 from enum import IntEnum, StrEnum
 from functools import partial
+from inspect import cleandoc
 from pathlib import Path
 from re import DOTALL, MULTILINE, search
 from typing import Any, get_args
@@ -582,8 +583,9 @@ def _words(field: Field[Any]) -> dict[str, Any]:
 
 def _documented(field: Field[Any]) -> str:
     """Return what the docstring of `StepConfig` says of a field; of a choice, what it chooses."""
-    attributes = (StepConfig.__doc__ or "").partition("Attributes:")[2]
-    found = search(rf"^ {{8}}{field.name}: (.*?)(?=^ {{0,8}}\w)", attributes, DOTALL | MULTILINE)
+    # Python 3.13 strips the margin of a docstring, and the versions before it do not
+    attributes = cleandoc(StepConfig.__doc__ or "").partition("Attributes:")[2]
+    found = search(rf"^ {{4}}{field.name}: (.*?)(?=^ {{0,4}}\w|\Z)", attributes, DOTALL | MULTILINE)
     text = " ".join(found[1].split()) if found else ""
     if not text.startswith("see "):
         return text.replace("`", "")

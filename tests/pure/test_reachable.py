@@ -431,7 +431,9 @@ def normalise_its_weights_late(block, x):
 
 
 REFUSED = {
-    r"changes layers.0.ticks \(count\), which cannot be moved back": count_by_an_iterator,
+    # Python 3.14 cannot copy a count any more
+    r"(changes layers.0.ticks \(count\), which cannot be moved back|can reach layers.0.ticks, a "
+    "count, which does not tell how far it has come)": count_by_an_iterator,
     "can reach layers.0.values, a generator": take_from_a_generator,
     "changes a frozen parameter in place": move_a_code_book,
     "changes its attribute 'mean' in place": move_a_mean,
