@@ -211,7 +211,7 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
     snapshot.write(folder / "snapshot.pickle", "shared frames", 10**5)
     opened = {"snapshot": memlab.open_snapshot(folder / "snapshot.pickle")}
     compared = SnapshotComparison(
-        summary="", path="s.pickle", device="t4", workload_name="x", config=config, rows=(),
+        path="s.pickle", device="t4", workload_name="x", config=config, rows=(),
         measured_peak_bytes=2, predicted_peak_bytes=1, measured_peak_phase="forward",
         predicted_peak_phase="forward", measured_at_peak_bytes=2, predicted_at_peak_bytes=1,
         matched_fraction=1.0, found_by="", measured=np.array([2]), predicted=np.array([1]),

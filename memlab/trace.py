@@ -6,10 +6,10 @@ recorded. `Trace` is what a meter sees: every allocation and every free of a who
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -160,6 +160,14 @@ class Trace:
     logits: tuple[int, str] = (0, "")
     stream: npt.NDArray[np.int32] | None = None
 
+    def where(self) -> npt.NDArray[np.int64]:
+        """Return step, phase (as an index into `PHASES`) and micro-batch of each event, a row each.
+
+        The shape is (3, events).
+        """
+        rows = [(i.step, PHASES.index(i.phase), i.micro_batch) for i in self.intervals]
+        return np.array(rows, np.int64)[self.interval].T
+
     def place(self, event: int) -> Place:
         """Return where the event with this index happened."""
         interval, module = self.intervals[self.interval[event]], int(self.module[event])
@@ -171,24 +179,42 @@ class Trace:
         )
 
 
-def bytes_at_peak(
-    bytes_by_category: npt.NDArray[np.int64], categories: Sequence[str]
-) -> dict[str, int]:
-    """Return the bytes of each category at the first instant at which most are allocated.
+class LiveBytes:
+    """What the timelines of steps and of snapshots share.
 
-    Args:
-        bytes_by_category: int64, (instants, categories).
-        categories: their names.
-
-    >>> bytes_at_peak(np.array([[1, 2], [4, 0]]), ("inputs", "buffers"))
-    {'inputs': 4, 'buffers': 0}
+    Attributes:
+        bytes_by_category: int64, (instants, len(categories)); the row sum is what is allocated.
+        categories: the names of its columns.
     """
-    row = bytes_by_category[int(bytes_by_category.sum(axis=1).argmax())].tolist()
-    return {str(name): nbytes for name, nbytes in zip(categories, row, strict=True)}
+
+    __slots__ = ()
+
+    bytes_by_category: npt.NDArray[np.int64]
+    categories: ClassVar[tuple[str, ...]] = tuple(map(str, CATEGORIES))
+
+    def __len__(self) -> int:
+        return len(self.bytes_by_category)
+
+    @property
+    def total_bytes(self) -> npt.NDArray[np.int64]:
+        """Allocated bytes at each instant, (instants,)."""
+        total: npt.NDArray[np.int64] = self.bytes_by_category.sum(axis=1)
+        return total
+
+    @property
+    def peak_index(self) -> int:
+        """The first instant at which most bytes are allocated."""
+        return int(self.total_bytes.argmax())
+
+    @property
+    def peak_by_category(self) -> dict[str, int]:
+        """Bytes at the peak for every category; they sum to the peak."""
+        row = self.bytes_by_category[self.peak_index].tolist()
+        return dict(zip(self.categories, row, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Timeline:
+class Timeline(LiveBytes):
     """Live bytes over one step, one row after each allocation or free.
 
     Attributes:
@@ -208,25 +234,6 @@ class Timeline:
     phase: npt.NDArray[np.int8]
     micro_batch: npt.NDArray[np.int32]
     operator: npt.NDArray[np.int32]
-
-    def __len__(self) -> int:
-        return len(self.bytes_by_category)
-
-    @property
-    def total_bytes(self) -> npt.NDArray[np.int64]:
-        """Allocated bytes at each instant, (instants,)."""
-        total: npt.NDArray[np.int64] = self.bytes_by_category.sum(axis=1)
-        return total
-
-    @property
-    def peak_index(self) -> int:
-        """The first instant at which most bytes are allocated."""
-        return int(self.total_bytes.argmax())
-
-    @property
-    def peak_by_category(self) -> dict[str, int]:
-        """Bytes at the peak for every category; they sum to the peak."""
-        return bytes_at_peak(self.bytes_by_category, CATEGORIES)
 
     def bytes_of(
         self, category: Category | str, phase: Phase | str | None = None

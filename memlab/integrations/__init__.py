@@ -7,9 +7,9 @@
 - `export.py`: a step as a file without memlab. `definitions.py` writes a person's functions and
   values, which `own_source.py` finds, `script_file.py` puts the file together, `with_*.py` are its
   flavors and `library_parts.py` what these share.
-- `snapshot.py`: a memory snapshot of PyTorch, opened by `snapshot_file.py`; `snapshot_blocks.py`:
-  who holds what; `snapshot_fragmentation.py`: what was free and could not be used;
-  `snapshot_comparison.py`: beside a prediction, by `snapshot_alignment.py`.
+- `snapshot.py`: a memory snapshot of PyTorch, and what was free in it; `snapshot_file.py` reads it;
+  `snapshot_blocks.py`: who holds what; `snapshot_comparison.py`: beside a prediction, by
+  `snapshot_alignment.py`.
 - `training_step.py`: the step over batches of one's own; `estimator.py`: for scikit-learn;
   `lightning_recorder.py`: a callback.
 """

@@ -4,10 +4,10 @@ Allocated bytes are what `torch.cuda.memory_allocated` counts, reserved bytes th
 """
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,19 +19,22 @@ from memlab.config import StepConfig
 from memlab.errors import ConfigError, MemlabError
 from memlab.integrations.snapshot_blocks import (
     COLUMNS,
+    GROWS,
     LEAST_GROWTHS,
+    SHRINKS,
     SKIPPED_STEPS,
     UNKNOWN,
-    BlockLives,
     Leak,
     Phases,
     RecentBlocks,
     RunPhase,
     StackHolding,
     block_lives,
-    columns_of,
+    categorize,
     holders,
     leaks,
+    live_at,
+    live_bytes,
     phases,
     recent_blocks,
     reserved_bytes,
@@ -39,14 +42,18 @@ from memlab.integrations.snapshot_blocks import (
 from memlab.integrations.snapshot_file import (
     ALLOC,
     NOT_RECORDED,
+    OOM,
     RECORD,
+    SEGMENT_UNMAP,
     WRITE,
     CardRecord,
+    Segment,
     SnapshotFile,
+    Table,
     read_file,
 )
-from memlab.integrations.snapshot_fragmentation import Fragmentation, at_end, out_of_memory_moments
-from memlab.trace import bytes_at_peak
+from memlab.memory.replay import BLOCK_BYTES, SMALL_REQUEST
+from memlab.trace import LiveBytes
 from memlab.workload import Workload
 
 if TYPE_CHECKING:
@@ -54,11 +61,243 @@ if TYPE_CHECKING:
 
     from memlab.integrations.snapshot_comparison import SnapshotComparison
 
+# What was free and could not be used, at the moment of an out-of-memory or at the end.
+#
+# The state at the end is the fixed point: segments are followed backwards to the moment, page by
+# page where they are expandable. A hole is a range of a segment without a block in use. A request
+# needs a hole that is large enough, in a segment of its stream and of its pool; memory that lies
+# in smaller holes is lost to fragmentation.
+#
+# Left out: private pools (CUDA graphs), whose holes count as any other; and a block that was
+# freed before the end may have been up to 1 MiB larger than its request, so holes may be given
+# that much too large.
+
+LARGE = "large"
+MOST_MOMENTS = 100  # out-of-memory errors that are looked at; a loop that retries has thousands
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SegmentUse:
+    """One segment at a moment.
+
+    Attributes:
+        nbytes: that it takes of the card.
+        kind: "small" for requests of at most 1 MiB, "large" for others.
+        stream: that its blocks serve.
+        used: (offset, bytes) of what is in use, ascending; neighbours are joined.
+    """
+
+    nbytes: int
+    kind: str
+    stream: int
+    used: tuple[tuple[int, int], ...]
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes in use."""
+        return sum(size for _, size in self.used)
+
+    @property
+    def holes(self) -> tuple[int, ...]:
+        """Bytes of each range that is not in use."""
+        found, at = [], 0
+        for offset, size in (*self.used, (self.nbytes, 0)):
+            if offset > at:
+                found.append(offset - at)
+            at = max(at, offset + size)
+        return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fragmentation:
+    """What the caching allocator held and could use at a moment; names as in `Moment`.
+
+    Attributes:
+        allocated_bytes: in use by tensors.
+        reserved_bytes: of all segments.
+        releasable_bytes: of segments without a block in use, which `empty_cache()` releases.
+        non_releasable_bytes: free in segments that also have a block in use.
+        largest_hole_bytes: the largest free range.
+        num_holes: number of free ranges.
+        segments: every segment, the largest first.
+        requested_bytes: that failed; None if this is no out-of-memory.
+        usable_free_bytes: free in segments of the request's stream and pool; None likewise.
+        usable_hole_bytes: the largest hole among them; None likewise.
+        device_free_bytes: that the card still had; None likewise, or if the file does not say.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    releasable_bytes: int
+    non_releasable_bytes: int
+    largest_hole_bytes: int
+    num_holes: int
+    segments: tuple[SegmentUse, ...]
+    requested_bytes: int | None = None
+    usable_free_bytes: int | None = None
+    usable_hole_bytes: int | None = None
+    device_free_bytes: int | None = None
+
+    @property
+    def free_bytes(self) -> int:
+        """Reserved bytes that are not in use."""
+        return self.releasable_bytes + self.non_releasable_bytes
+
+    @property
+    def is_cause(self) -> bool:
+        """Whether fragmentation is why the request failed: in one piece there was enough free."""
+        if self.requested_bytes is None or self.card_had_room:
+            return False
+        return self.requested_bytes <= (self.usable_free_bytes or 0) + (self.device_free_bytes or 0)
+
+    @property
+    def card_had_room(self) -> bool:
+        """Whether the card had enough free, so that a limit on the process made it fail."""
+        return (self.device_free_bytes or 0) >= (self.requested_bytes or 0) > 0
+
+    def __str__(self) -> str:
+        """Return one or two sentences: what was free, and whether fragmentation is the cause."""
+        held = (
+            f"{format_bytes(self.allocated_bytes)} allocated of {format_bytes(self.reserved_bytes)}"
+            f" reserved; {format_bytes(self.free_bytes)} free in {self.num_holes} holes, the "
+            f"largest {format_bytes(self.largest_hole_bytes)}"
+        )
+        if self.requested_bytes is None:
+            return f"{held}."
+        asked = f"{format_bytes(self.requested_bytes)} requested: {held}"
+        if self.device_free_bytes is not None:
+            asked += f"; {format_bytes(self.device_free_bytes)} free on the card"
+        if self.card_had_room:
+            return f"{asked}. The card had room: a limit on this process made the request fail."
+        if self.is_cause:
+            return (
+                f"{asked}. Fragmentation is the cause: in one piece the free memory would have "
+                "served it. PYTORCH_ALLOC_CONF=expandable_segments:True lets segments grow instead."
+            )
+        return f"{asked}. Fragmentation is not the cause: even in one piece it is too little."
+
+
+def out_of_memory_moments(record: CardRecord, lives: Table) -> tuple[Fragmentation, ...]:
+    """Return the state at each out-of-memory of the trace in order, at most the last 100."""
+    if record.segments is None:
+        return ()
+    found, held, later = [], list(record.segments), len(record.events)
+    moments = np.flatnonzero(record.events.action == OOM)[-MOST_MOMENTS:]
+    for moment in reversed(moments.tolist()):  # backwards, so that each event is undone once
+        held = _undone(held, record, moment, later)
+        later = moment
+        event = record.events[moment]
+        size, free = int(event.size_bytes), int(event.address)
+        pool = int(event.stream), "small" if size <= SMALL_REQUEST * BLOCK_BYTES else LARGE
+        state = _fragmentation(held, lives, moment)
+        holes = [hole for segment in state.segments if (segment.stream, segment.kind) == pool
+                 for hole in segment.holes]  # fmt: skip
+        found.append(
+            replace(
+                state,
+                requested_bytes=size,
+                usable_free_bytes=sum(holes),
+                usable_hole_bytes=max(holes, default=0),
+                device_free_bytes=free if free >= 0 else None,
+            )
+        )
+    return tuple(reversed(found))
+
+
+def _fragmentation(held: Iterable[Segment], lives: Table, instant: int) -> Fragmentation:
+    """Return the state of these segments after so many events."""
+    ordered = sorted(held)
+    uses = [
+        SegmentUse(nbytes=segment.size, kind=segment.kind, stream=segment.stream, used=used)
+        for segment, used in zip(ordered, _used(ordered, lives, instant), strict=True)
+    ]
+    holes = [hole for use in uses for hole in use.holes]
+    releasable = sum(use.nbytes for use in uses if not use.used)
+    return Fragmentation(
+        allocated_bytes=int(lives.size_bytes[live_at(lives, instant)].sum()),
+        reserved_bytes=sum(use.nbytes for use in uses),
+        releasable_bytes=releasable,
+        non_releasable_bytes=sum(holes) - releasable,
+        largest_hole_bytes=max(holes, default=0),
+        num_holes=len(holes),
+        segments=tuple(sorted(uses, key=lambda use: -use.nbytes)),
+    )
+
+
+def _used(
+    ordered: Sequence[Segment], lives: Table, instant: int
+) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Yield what is in use of each segment: offset and bytes; neighbours are joined."""
+    in_use = lives[(lives.birth < instant) & (lives.released >= instant)]
+    in_use = in_use[np.argsort(in_use.address)]
+    for segment in ordered:
+        first, after = np.searchsorted(in_use.address, (segment.start, segment.end))
+        used: list[tuple[int, int]] = []
+        for address, size in in_use[["address", "size_bytes"]][first:after].tolist():
+            offset = address - segment.start
+            size = min(size, segment.size - offset)
+            if used and sum(used[-1]) == offset:
+                used[-1] = used[-1][0], used[-1][1] + size
+            else:
+                used.append((offset, size))
+        yield tuple(used)
+
+
+def _undone(held: list[Segment], record: CardRecord, begin: int, end: int) -> list[Segment]:
+    """Return the segments as they were before the events from `begin` to before `end`."""
+    action = record.events.action[begin:end]
+    for index in (np.flatnonzero(np.isin(action, (*GROWS, *SHRINKS)))[::-1] + begin).tolist():
+        code = int(record.events.action[index])
+        start, size = int(record.events.address[index]), int(record.events.size_bytes[index])
+        if code in GROWS:
+            held = _without(held, start, size)
+        else:
+            made = Segment(start, size, int(record.events.stream[index]), _kind(held, start, size),
+                           code == SEGMENT_UNMAP)  # fmt: skip
+            held = _joined([*held, made]) if made.is_expandable else [*held, made]
+    return held
+
+
+def _kind(held: Sequence[Segment], start: int, size: int) -> str:
+    """Return the pool of a segment that is gone: that of its neighbour, or by its size."""
+    near = next((s.kind for s in held if s.end == start or s.start == start + size), None)
+    small = 2 * SMALL_REQUEST * BLOCK_BYTES  # kSmallBuffer of c10/core/AllocatorConfig.h
+    return near or ("small" if size == small else LARGE)
+
+
+def _without(held: Iterable[Segment], start: int, size: int) -> list[Segment]:
+    left = []
+    for segment in held:
+        if segment.end <= start or segment.start >= start + size:
+            left.append(segment)
+            continue
+        if segment.start < start:
+            left.append(segment._replace(size=start - segment.start))
+        if segment.end > start + size:
+            left.append(segment._replace(start=start + size, size=segment.end - start - size))
+    return left
+
+
+def _joined(held: Iterable[Segment]) -> list[Segment]:
+    """Return the segments; pages of expandable ones that touch are joined."""
+    joined: list[Segment] = []
+    for segment in sorted(held):
+        last = joined[-1] if joined else None
+        if last and last.is_expandable and segment.is_expandable and last.end == segment.start \
+                and last.stream == segment.stream:  # fmt: skip
+            joined[-1] = last._replace(size=last.size + segment.size)
+        else:
+            joined.append(segment)
+    return joined
+
+
+# `Snapshot`, and the timeline that it holds.
+
 MOST_ROWS = 8  # of a table, in print
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SnapshotTimeline:
+class SnapshotTimeline(LiveBytes):
     """Live bytes over the trace of a snapshot, one row after each event.
 
     Attributes:
@@ -68,7 +307,10 @@ class SnapshotTimeline:
         reserved_bytes: int64, (instants,); None if the file does not list segments.
         step_ends: int64, (steps,), after how many events each step ends.
         num_events: of the trace.
+        categories: the names of the columns: memlab's categories and "unknown".
     """
+
+    categories: ClassVar[tuple[str, ...]] = COLUMNS
 
     bytes_by_category: npt.NDArray[np.int64]
     events: npt.NDArray[np.int64]
@@ -76,30 +318,6 @@ class SnapshotTimeline:
     reserved_bytes: npt.NDArray[np.int64] | None
     step_ends: npt.NDArray[np.int64]
     num_events: int
-
-    def __len__(self) -> int:
-        return len(self.events)
-
-    @property
-    def categories(self) -> tuple[str, ...]:
-        """The names of the columns: memlab's categories and "unknown"."""
-        return COLUMNS
-
-    @property
-    def total_bytes(self) -> npt.NDArray[np.int64]:
-        """Allocated bytes at each instant, (instants,)."""
-        total: npt.NDArray[np.int64] = self.bytes_by_category.sum(axis=1)
-        return total
-
-    @property
-    def peak_index(self) -> int:
-        """The first instant at which most bytes are allocated."""
-        return int(self.total_bytes.argmax())
-
-    @property
-    def peak_by_category(self) -> dict[str, int]:
-        """Bytes at the peak for every category; they sum to the peak."""
-        return bytes_at_peak(self.bytes_by_category, COLUMNS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -285,10 +503,10 @@ def open_snapshot(path: str | os.PathLike[str], *, device: int | None = None) ->
     content = read_file(Path(path))
     record = _chosen(content, path, device)
     lives, phased = block_lives(record), phases(record, content.stacks)
-    columns = columns_of(lives, phased)
-    total, reserved = lives.live_bytes(len(record.events)), reserved_bytes(record)
+    categorize(lives, phased)
+    total, reserved = live_bytes(lives, len(record.events)), reserved_bytes(record)
     peak = int(total.argmax())
-    timeline = _timeline(record, lives, columns, phased, total, reserved)
+    timeline = _timeline(lives, phased, total, reserved)
     return Snapshot(
         path=str(path),
         device=record.device,
@@ -300,12 +518,14 @@ def open_snapshot(path: str | os.PathLike[str], *, device: int | None = None) ->
         peak_reserved_bytes=None if reserved is None else int(reserved.max()),
         end_allocated_bytes=int(total[-1]),
         peak_by_category=timeline.peak_by_category,
-        peak_holdings=holders(lives, columns, content.stacks, lives.live_at(peak)),
+        peak_holdings=holders(lives[live_at(lives, peak)], content.stacks),
         timeline=timeline,
         leaks=leaks(lives, phased.step_ends, content.stacks),
         out_of_memory=out_of_memory_moments(record, lives),
-        fragmentation=at_end(record, lives),
-        recent=recent_blocks(record, lives, phased, columns, content.stacks),
+        fragmentation=None
+        if record.segments is None
+        else _fragmentation(record.segments, lives, len(record.events)),
+        recent=recent_blocks(record, lives, phased, content.stacks),
         settings=content.settings,
         notes=(*content.notes, *_notes(content, record, lives, phased, timeline)),
     )
@@ -323,7 +543,7 @@ def _chosen(content: SnapshotFile, path: str | os.PathLike[str], device: int | N
             f"recorded or allocated when it was written; {WRITE}"
         )
     if device is None:
-        return max(content.devices, key=lambda each: (len(each.events), len(each.blocks.size)))
+        return max(content.devices, key=lambda each: (len(each.events), len(each.blocks)))
     found = next((each for each in content.devices if each.device == device), None)
     if found is None:
         has = ", ".join(str(each.device) for each in content.devices)
@@ -334,29 +554,26 @@ def _chosen(content: SnapshotFile, path: str | os.PathLike[str], device: int | N
 
 
 def _timeline(
-    record: CardRecord,
-    lives: BlockLives,
-    columns: npt.NDArray[np.int8],
+    lives: Table,
     phased: Phases,
     total: npt.NDArray[np.int64],
     reserved: npt.NDArray[np.int64] | None,
 ) -> SnapshotTimeline:
     """Return the timeline, a long one thinned to the first highest instant of equal runs."""
+    num_events = len(total) - 1
     width = -(-len(total) // MOST_INSTANTS)
     padded = np.full(-(-len(total) // width) * width, -1)
     padded[: len(total)] = total
     rows = np.arange(0, len(padded), width) + padded.reshape(-1, width).argmax(axis=1)
-    num_events = len(record.events)
     by_category = np.zeros((len(rows), len(COLUMNS)), np.int64)
-    for column in np.unique(columns).tolist():
-        chosen = np.flatnonzero(columns == column)
-        by_category[:, column] = lives.live_bytes(num_events, chosen)[rows]
-    none = np.int8(RunPhase.NONE)
-    phase = np.r_[phased.of_event[:1] if num_events else none, phased.of_event][rows]
+    for column in np.unique(lives.column).tolist():
+        by_category[:, column] = live_bytes(lives[lives.column == column], num_events)[rows]
+    # the state before the first event has its phase
+    first = phased.of_event[:1] if num_events else np.array([RunPhase.NONE], np.int8)
     return SnapshotTimeline(
         bytes_by_category=by_category,
         events=rows,
-        phase=phase.astype(np.int8),
+        phase=np.append(first, phased.of_event)[rows],
         reserved_bytes=None if reserved is None else reserved[rows],
         step_ends=phased.step_ends,
         num_events=num_events,
@@ -366,21 +583,25 @@ def _timeline(
 def _notes(
     content: SnapshotFile,
     record: CardRecord,
-    lives: BlockLives,
+    lives: Table,
     phased: Phases,
     timeline: SnapshotTimeline,
 ) -> list[str]:
     notes = []
-    events, before = record.events, lives.birth < 0
+    events, before = record.events, lives[lives.birth < 0]
+    num_before = int((before.death >= 0).sum())
     if not len(events):
         notes.append(f"No history was recorded: this is the state at the end alone. Call {RECORD} "
                      "before the training.")  # fmt: skip
-    elif lives.num_before:
-        size = format_bytes(int(lives.size[before].sum()))
-        notes.append(f"The trace begins late: {lives.num_before:,} blocks ({size}) were there "
+    elif num_before:
+        size = format_bytes(int(before.size_bytes.sum()))
+        notes.append(f"The trace begins late: {num_before:,} blocks ({size}) were there "
                      "before it, as frees and the state at the end show.")  # fmt: skip
-    if lives.num_contradicting:
-        notes.append(f"{lives.num_contradicting:,} blocks are live by the trace and not in the "
+    listed = record.blocks.address[record.blocks.is_allocated]
+    live = lives.address[lives.death == len(events)]
+    num_contradicting = int((~np.isin(live, listed)).sum())
+    if num_contradicting and record.segments is not None:
+        notes.append(f"{num_contradicting:,} blocks are live by the trace and not in the "
                      "state at the end; they count as live.")  # fmt: skip
     bare = int(((events.action == ALLOC) & (events.stack == NOT_RECORDED)).sum())
     if bare:
@@ -389,7 +610,7 @@ def _notes(
     if phased.num_inferred:
         notes.append(f"{phased.num_inferred:,} allocations have an empty stack, as those on the "
                      "threads of autograd have; they are taken for backward.")  # fmt: skip
-    if _says_unknown(timeline):
+    if timeline.bytes_by_category[:, COLUMNS.index(UNKNOWN)].any():
         notes.append("Categories follow from the files and functions in stacks and from lifetimes; "
                      "what no rule names is unknown. Buffers count as parameters.")  # fmt: skip
     if len(events) and 0 < len(phased.step_ends) <= SKIPPED_STEPS + LEAST_GROWTHS:
@@ -404,7 +625,3 @@ def _notes(
         notes.append(f"The file also holds device {', '.join(map(str, others))}; pass device= to "
                      "see another.")  # fmt: skip
     return notes
-
-
-def _says_unknown(timeline: SnapshotTimeline) -> bool:
-    return bool(timeline.bytes_by_category[:, COLUMNS.index(UNKNOWN)].any())

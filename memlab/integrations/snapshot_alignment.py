@@ -1,4 +1,4 @@
-"""Align two sequences of allocations: which block of one side is which block of the other.
+"""The blocks of a step on both sides, and which block of one side is which block of the other.
 
 Both sides are blocks in the order in which they were allocated, with size and phase. Three steps:
 
@@ -14,10 +14,10 @@ Both sides are blocks in the order in which they were allocated, with size and p
     predicted   4  8  2  8     1       pairs 4-4, 8-8, 2-2; moved 8-8; left 16 and 1
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,17 +25,19 @@ import numpy.typing as npt
 from memlab.errors import MemlabError
 from memlab.integrations.snapshot_blocks import (
     BACKWARD_PASSES,
+    BLOCK,
     COLUMNS,
+    Bools,
+    Ints,
     RecentBlocks,
     RunPhase,
+    live_bytes,
     place_of,
 )
+from memlab.integrations.snapshot_file import Table
 from memlab.memory.lifetimes import step_memory
 from memlab.memory.replay import BLOCK_BYTES, round_block
 from memlab.trace import CATEGORIES, PHASES, Phase, Trace
-
-Ints = npt.NDArray[np.int64]
-Phases = npt.NDArray[np.int8]
 
 UNKNOWN_PHASE = -1  # goes with every phase
 LIKE_SIZE = 4  # a block of another size is taken for the same one within this factor
@@ -44,82 +46,62 @@ MOST_POINTS = 2**24  # that are kept
 MOST_CELLS = 2_000_000_000  # half a minute; equal beginnings and ends do not count
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Pairs:
-    """Which blocks are one. Each array is int64, (pairs, 2): index of the first, of the second.
+class Pairs(NamedTuple):
+    """Which blocks are one. Each array is int64, (pairs, 2): index of the first, of the second."""
 
-    Attributes:
-        same: in both orders, with one size.
-        moved: with one size, elsewhere in the order.
-        resized: at one place in the order, with two sizes.
-    """
-
-    same: Ints
-    moved: Ints
-    resized: Ints
+    same: Ints  # in both orders, with one size
+    moved: Ints  # with one size, elsewhere in the order
+    resized: Ints  # at one place in the order, with two sizes
 
 
-def align(sizes: tuple[Ints, Ints], phases: tuple[Phases, Phases]) -> Pairs:
+def align(a: Table, b: Table) -> Pairs:
     """Return which blocks of two sequences are one.
 
     Args:
-        sizes: bytes of the blocks of each side, (blocks,), in the order of allocation.
-        phases: their phases; -1 where it is not known.
+        a: the blocks of one side in the order of allocation, with the columns `size_bytes` and
+            `phase`, which is -1 where it is not known.
+        b: those of the other side.
 
     Raises:
         MemlabError: the sequences are too long and too different.
-
-    >>> none = (np.full(3, -1, np.int8), np.full(2, -1, np.int8))
-    >>> align((np.array([512, 1024, 4096]), np.array([512, 4096])), none).same.tolist()
-    [[0, 0], [2, 1]]
     """
-    same = _common(sizes, phases)
-    left = [np.setdiff1d(np.arange(len(size)), same[:, side]) for side, size in enumerate(sizes)]
-    moved = _moved(sizes, (filled(phases, same), phases[1]), left)
+    same = _common(a, b)
+    left = [np.setdiff1d(np.arange(len(side)), same[:, k]) for k, side in enumerate((a, b))]
+    keys = (list(zip(a.size_bytes.tolist(), filled(a, b, same).tolist(), strict=True)),
+            list(zip(b.size_bytes.tolist(), b.phase.tolist(), strict=True)))  # fmt: skip
+    moved = _as_pairs(paired(keys, (left[0].tolist(), left[1].tolist()))[0])
     left = [np.setdiff1d(rest, moved[:, side]) for side, rest in enumerate(left)]
-    return Pairs(same=same, moved=moved, resized=_resized(sizes, phases, left, same))
+    return Pairs(same, moved, _resized((a, b), left, same))
 
 
-def _common(sizes: tuple[Ints, Ints], phases: tuple[Phases, Phases]) -> Ints:
+def _as_pairs(pairs: list[tuple[int, int]]) -> Ints:
+    return np.array(pairs, np.int64).reshape(-1, 2)
+
+
+def _common(a: Table, b: Table) -> Ints:
     """Return the pairs of the heaviest common subsequence; equal ends are stripped first."""
-    (a, b), (in_a, in_b) = sizes, phases
-    shorter = min(len(a), len(b))
-    agree = (a[:shorter] == b[:shorter]) & _together(in_a[:shorter], in_b[:shorter])
-    begin = shorter if agree.all() else int(agree.argmin())
-    rest = shorter - begin
-    agree = (a[::-1][:rest] == b[::-1][:rest]) & _together(in_a[::-1][:rest], in_b[::-1][:rest])
-    end = rest if agree.all() else int(agree.argmin())
-    middle_a, middle_b = slice(begin, len(a) - end), slice(begin, len(b) - end)
+    begin = _num_equal(a, b)
+    end = _num_equal(a[begin:][::-1], b[begin:][::-1])
     if (len(a) - begin - end) * (len(b) - begin - end) > MOST_CELLS:
         raise MemlabError(
             f"the step of the snapshot has {len(a):,} allocations and the predicted one "
             f"{len(b):,}, and they are too different to be aligned; pass the workload and the "
             "config that the snapshot was recorded with"
         )
-    pairs: list[tuple[int, int]] = []
-    _heaviest(_Side(a[middle_a], in_a[middle_a]), _Side(b[middle_b], in_b[middle_b]),
-              (begin, begin), pairs)  # fmt: skip
-    same = [(i, i) for i in range(begin)] + pairs
+    same = [(i, i) for i in range(begin)]
+    _heaviest(a[begin : len(a) - end], b[begin : len(b) - end], (begin, begin), same)
     same += [(len(a) - k, len(b) - k) for k in range(end, 0, -1)]
-    return np.array(same, np.int64).reshape(-1, 2)
+    return _as_pairs(same)
 
 
-class _Side:
-    """Sizes and phases of one side, (blocks,)."""
-
-    __slots__ = ("phase", "size")
-
-    def __init__(self, size: Ints, phase: Phases) -> None:
-        self.size, self.phase = size, phase
-
-    def __len__(self) -> int:
-        return len(self.size)
-
-    def part(self, which: slice) -> "_Side":
-        return _Side(self.size[which], self.phase[which])
+def _num_equal(a: Table, b: Table) -> int:
+    """Return how many blocks at the beginnings may be the same."""
+    a, b = a[: len(b)], b[: len(a)]
+    one_phase = (a.phase == b.phase) | (a.phase == UNKNOWN_PHASE) | (b.phase == UNKNOWN_PHASE)
+    return int(np.append((a.size_bytes != b.size_bytes) | ~one_phase, True).argmax())
 
 
-def _heaviest(a: _Side, b: _Side, at: tuple[int, int], pairs: list[tuple[int, int]]) -> None:
+def _heaviest(a: Table, b: Table, at: tuple[int, int], pairs: list[tuple[int, int]]) -> None:
     """Add the pairs of the heaviest common subsequence, in order, by Hirschberg's method."""
     if not len(a) or not len(b):
         return
@@ -127,45 +109,38 @@ def _heaviest(a: _Side, b: _Side, at: tuple[int, int], pairs: list[tuple[int, in
         pairs += [(i + at[0], j + at[1]) for i, j in _direct(a, b)]
         return
     half = len(a) // 2
-    before = _last_row(a.part(slice(half)), b)
-    after = _last_row(a.part(slice(None, half - 1, -1)), b.part(slice(None, None, -1)))[::-1]
+    before, after = _last_row(a[:half], b), _last_row(a[half:][::-1], b[::-1])[::-1]
     split = int((before + after).argmax())
-    _heaviest(a.part(slice(half)), b.part(slice(split)), at, pairs)
-    _heaviest(a.part(slice(half, None)), b.part(slice(split, None)),
-              (at[0] + half, at[1] + split), pairs)  # fmt: skip
+    _heaviest(a[:half], b[:split], at, pairs)
+    _heaviest(a[half:], b[split:], (at[0] + half, at[1] + split), pairs)
 
 
-def _points(a: _Side, b: _Side) -> Iterator[npt.NDArray[np.int32]]:
-    """Yield for each block of `a` the points of pairing it with each of `b`; 0 for another size."""
+def _rows(a: Table, b: Table) -> Iterator[npt.NDArray[np.int32]]:
+    """Yield the most points of the first blocks of `a` with the first of `b`, a row for each."""
     known: dict[tuple[int, int], npt.NDArray[np.int32]] = {}
-    for size, phase in zip(a.size.tolist(), a.phase.tolist(), strict=True):
+    row = np.zeros(len(b) + 1, np.int32)
+    for size, phase in zip(a.size_bytes.tolist(), a.phase.tolist(), strict=True):
         points = known.get((size, phase))
         if points is None:
             weight = np.int32((size // BLOCK_BYTES).bit_length())
             one_phase = (b.phase == phase) & (b.phase != UNKNOWN_PHASE)
-            points = (b.size == size) * (weight * (one_phase + np.int32(1)))
+            points = (b.size_bytes == size) * (weight * (one_phase + np.int32(1)))
             if len(known) * len(b) < MOST_POINTS:
                 known[size, phase] = points
-        yield points
+        np.maximum(row[1:], row[:-1] + points, out=row[1:])
+        np.maximum.accumulate(row, out=row)
+        yield row
 
 
-def _next_row(row: npt.NDArray[np.int32], points: npt.NDArray[np.int32]) -> None:
-    np.maximum(row[1:], row[:-1] + points, out=row[1:])
-    np.maximum.accumulate(row, out=row)
-
-
-def _last_row(a: _Side, b: _Side) -> npt.NDArray[np.int32]:
-    row = np.zeros(len(b) + 1, np.int32)
-    for points in _points(a, b):
-        _next_row(row, points)
+def _last_row(a: Table, b: Table) -> npt.NDArray[np.int32]:
+    (row,) = deque(_rows(a, b), maxlen=1)
     return row
 
 
-def _direct(a: _Side, b: _Side) -> list[tuple[int, int]]:
+def _direct(a: Table, b: Table) -> list[tuple[int, int]]:
     table = np.zeros((len(a) + 1, len(b) + 1), np.int32)
-    for i, points in enumerate(_points(a, b)):
-        table[i + 1] = table[i]
-        _next_row(table[i + 1], points)
+    for i, row in enumerate(_rows(a, b), start=1):
+        table[i] = row
     found = []
     i, j = len(a), len(b)
     while table[i, j]:
@@ -179,72 +154,59 @@ def _direct(a: _Side, b: _Side) -> list[tuple[int, int]]:
     return found[::-1]
 
 
-def _together(one: Phases, other: Phases) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = (
-        (one == other) | (one == UNKNOWN_PHASE) | (other == UNKNOWN_PHASE)
-    )
+def filled(a: Table, b: Table, same: Ints) -> npt.NDArray[np.int8]:
+    """Return the phases of the first side, where unknown that of the last block that was paired."""
+    found: npt.NDArray[np.int8] = a.phase
+    if len(same):
+        last = np.searchsorted(same[:, 0], np.arange(len(a)), side="right") - 1
+        near = b.phase[same[np.maximum(last, 0), 1]]
+        found = np.where(found == UNKNOWN_PHASE, near, found)
     return found
 
 
-def filled(phases: tuple[Phases, Phases], same: Ints) -> Phases:
-    """Return the phases of the first side, where unknown that of the last block that was paired."""
-    known = phases[0].copy()
-    if len(same):
-        last = np.searchsorted(same[:, 0], np.arange(len(known)), side="right") - 1
-        near = phases[1][same[np.maximum(last, 0), 1]]
-        known = np.where(known == UNKNOWN_PHASE, near, known)
-    return known
-
-
-def _moved(sizes: tuple[Ints, Ints], phases: tuple[Phases, Phases], left: list[Ints]) -> Ints:
-    """Pair what is left of one size and phase, in order."""
-    waiting: dict[tuple[int, int], deque[int]] = {}
-    for j in left[1].tolist():
-        waiting.setdefault((int(sizes[1][j]), int(phases[1][j])), deque()).append(j)
-    found = []
-    for i in left[0].tolist():
-        others = waiting.get((int(sizes[0][i]), int(phases[0][i])))
+def paired(
+    keys: tuple[Sequence[Any], Sequence[Any]], left: tuple[list[int], list[int]]
+) -> tuple[list[tuple[int, int]], tuple[list[int], list[int]]]:
+    """Pair what is left of both sides and has equal keys, in order; return it and the rest."""
+    waiting: dict[Any, deque[int]] = {}
+    for j in left[1]:
+        waiting.setdefault(keys[1][j], deque()).append(j)
+    found, rest = [], []
+    for i in left[0]:
+        others = waiting.get(keys[0][i])
         if others:
             found.append((i, others.popleft()))
-    return np.array(found, np.int64).reshape(-1, 2)
+        else:
+            rest.append(i)
+    return found, (rest, [j for others in waiting.values() for j in others])
 
 
-def _resized(
-    sizes: tuple[Ints, Ints], phases: tuple[Phases, Phases], left: list[Ints], same: Ints
-) -> Ints:
+def _resized(sides: tuple[Table, Table], left: list[Ints], same: Ints) -> Ints:
     """Pair what is left between the same neighbours, the largest with the largest."""
     gaps: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
     gap_of = [np.searchsorted(same[:, side], left[side]) for side in (0, 1)]
-    vague = set(gap_of[0][phases[0][left[0]] == UNKNOWN_PHASE].tolist())
-    for side in (0, 1):
-        for index, gap in zip(left[side].tolist(), gap_of[side].tolist(), strict=True):
-            phase = UNKNOWN_PHASE if gap in vague else int(phases[side][index])
-            gaps.setdefault((gap, phase), ([], []))[side].append(index)
+    vague = set(gap_of[0][sides[0].phase[left[0]] == UNKNOWN_PHASE].tolist())
+    for side, blocks in enumerate(sides):
+        phases = blocks.phase[left[side]].tolist()
+        for index, gap, phase in zip(left[side].tolist(), gap_of[side].tolist(), phases,
+                                     strict=True):  # fmt: skip
+            key = gap, UNKNOWN_PHASE if gap in vague else phase
+            gaps.setdefault(key, ([], []))[side].append(index)
+    sizes = [blocks.size_bytes.tolist() for blocks in sides]
     found: list[tuple[int, int]] = []
     for ours, theirs in gaps.values():
-        found += _like_pairs(sizes, ours, theirs)
-    return np.array(sorted(found), np.int64).reshape(-1, 2)
+        ours.sort(key=lambda i: -sizes[0][i])
+        theirs.sort(key=lambda j: -sizes[1][j])
+        while ours and theirs:
+            one, other = sizes[0][ours[0]], sizes[1][theirs[0]]
+            if max(one, other) <= LIKE_SIZE * min(one, other):
+                found.append((ours.pop(0), theirs.pop(0)))
+            else:
+                (ours if one > other else theirs).pop(0)
+    return _as_pairs(sorted(found))
 
 
-def _like_pairs(
-    sizes: tuple[Ints, Ints], ours: list[int], theirs: list[int]
-) -> list[tuple[int, int]]:
-    """Return pairs within a factor of `LIKE_SIZE`, from the largest down."""
-    ours = sorted(ours, key=lambda i: -int(sizes[0][i]))
-    theirs = sorted(theirs, key=lambda j: -int(sizes[1][j]))
-    found = []
-    while ours and theirs:
-        one, other = int(sizes[0][ours[0]]), int(sizes[1][theirs[0]])
-        if max(one, other) <= LIKE_SIZE * min(one, other):
-            found.append((ours.pop(0), theirs.pop(0)))
-        elif one > other:
-            ours.pop(0)
-        else:
-            theirs.pop(0)
-    return found
-
-
-# `StepBlocks`: the blocks of one step, as a snapshot shows them and as a prediction has them.
+# The blocks of one step, as a snapshot shows them and as a prediction has them.
 #
 # A snapshot may begin late, end late, and hold many steps. Its last whole step is taken.
 # Where something marks the ends of steps (`snapshot_blocks.py`), it lies between two of them.
@@ -252,13 +214,9 @@ def _like_pairs(
 # row that occur once in the predicted step say where in the snapshot their step begins.
 
 NUMBER = {phase: number for number, phase in enumerate(PHASES)}
-NUMBER_OF = {
-    RunPhase.DATA: NUMBER[Phase.DATA],
-    RunPhase.FORWARD: NUMBER[Phase.FORWARD],
-    RunPhase.BACKWARD: NUMBER[Phase.BACKWARD],
-    RunPhase.OPTIMIZER: NUMBER[Phase.OPTIMIZER],
-}
-NUMBERS = np.array([NUMBER_OF.get(phase, UNKNOWN_PHASE) for phase in RunPhase], np.int8)
+NUMBERS = np.full(len(RunPhase), UNKNOWN_PHASE, np.int8)  # of each `RunPhase`, in `PHASES`
+for _phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER):
+    NUMBERS[RunPhase[_phase.name]] = NUMBER[_phase]
 IN_A_ROW = 3  # sizes that are looked for together
 SIZES_ALONE = "sizes alone"
 REMEDY = (
@@ -284,50 +242,38 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepBlocks:
-    """The blocks of one step, in the order of allocation; columns are (blocks,).
+    """The blocks of one step, in the order of allocation.
 
     Attributes:
-        birth: the event that allocated it, counted within the step; -1 if it was there before.
-        death: the event that freed it; `num_events` if none did.
-        size: bytes, rounded up to 512 B.
-        phase: int8, index into `PHASES`; -1 where it is not known.
+        blocks: with the columns of `BLOCK`; instants count events within the step, and the phase is
+            an index into `PHASES`, -1 where it is not known.
         names: of each block.
         num_events: of the step.
-        number: 0 for the first step of a training, 1 for a later one.
+        is_first: whether it is the first step of a training.
         found_by: what marks where the step begins and ends, in words.
     """
 
-    birth: Ints
-    death: Ints
-    size: Ints
-    phase: Phases
+    blocks: Table
     names: tuple[Name, ...]
     num_events: int
-    number: int
-    found_by: str
+    is_first: bool
+    found_by: str = ""
 
     @property
     def born(self) -> Ints:
         """The blocks that the step allocates."""
-        return np.flatnonzero(self.birth >= 0)
-
-    @property
-    def standing(self) -> Ints:
-        """The blocks that were there before the step."""
-        return np.flatnonzero(self.birth < 0)
+        return np.flatnonzero(self.blocks.birth >= 0)
 
     def live_after_births(self) -> Ints:
         """Return the live bytes before the step, and after each of its allocations."""
-        change = np.zeros(self.num_events + 2, np.int64)
-        np.add.at(change, self.birth + 1, self.size)
-        np.subtract.at(change, self.death + 1, self.size)
-        live: Ints = np.cumsum(change)[np.r_[0, self.birth[self.born] + 1]]
+        births = self.blocks.birth[self.born]
+        live: Ints = live_bytes(self.blocks, self.num_events)[np.append(0, births + 1)]
         return live
 
-    def is_live(self, num_born: int) -> npt.NDArray[np.bool_]:
+    def is_live(self, num_born: int) -> Bools:
         """Return which blocks are live after so many of the step's allocations."""
-        at = int(self.birth[self.born[num_born - 1]]) if num_born else -1
-        found: npt.NDArray[np.bool_] = (self.birth <= at) & (self.death > at)
+        at = int(self.blocks.birth[self.born[num_born - 1]]) if num_born else -1
+        found: Bools = (self.blocks.birth <= at) & (self.blocks.death > at)
         return found
 
 
@@ -337,22 +283,20 @@ def predicted_step(trace: Trace, number: int) -> StepBlocks:
     first, end = int(memory.events[1]), int(memory.events[-1]) + 1
     births, deaths = memory.blocks.births, memory.blocks.deaths
     chosen = np.flatnonzero((births < end) & (deaths >= first))
+    births = births[chosen]
+    blocks: Table = np.zeros(len(chosen), BLOCK).view(np.recarray)
+    blocks.birth = np.maximum(births - first, -1)
+    blocks.death = np.minimum(deaths[chosen], end) - first
+    blocks.size_bytes = round_block(trace.nbytes[births])
+    phase_of = np.array([NUMBER[interval.phase] for interval in trace.intervals], np.int8)
+    blocks.phase = phase_of[trace.interval[births]]
     names = []
-    for birth, column in zip(births[chosen].tolist(), memory.blocks.columns[chosen].tolist(),
-                             strict=True):  # fmt: skip
+    for birth, column in zip(births.tolist(), memory.blocks.columns[chosen].tolist(), strict=True):
         place, address = trace.place(birth), int(trace.address[birth])
         module = trace.parameters.get(address, trace.states.get(address, place.module))
         names.append(Name(str(CATEGORIES[column]), place.operator, module))
-    phase_of = np.array([NUMBER[interval.phase] for interval in trace.intervals], np.int8)
     return StepBlocks(
-        birth=np.maximum(births[chosen] - first, -1),
-        death=np.minimum(deaths[chosen], end) - first,
-        size=round_block(trace.nbytes[births[chosen]]),
-        phase=phase_of[trace.interval[births[chosen]]],
-        names=tuple(names),
-        num_events=end - first,
-        number=number,
-        found_by="",
+        blocks=blocks, names=tuple(names), num_events=end - first, is_first=number == 0
     )
 
 
@@ -371,58 +315,48 @@ def measured_step(
     """
     if not len(recent.step_ends):
         return _by_sizes(recent, predicted)
-    before = len(recent.step_ends) - 1 - _marks_a_step(recent, accumulation_steps)
+    # if backward passes are the marks, each micro-batch has one
+    marks = accumulation_steps if recent.steps_by == BACKWARD_PASSES else 1
+    before = len(recent.step_ends) - 1 - marks
     if before < -1 or (before < 0 and not recent.is_whole):
         raise MemlabError(NO_WHOLE_STEP)
     if before < 0:
-        built = (recent.phase == RunPhase.BUILD) & (recent.birth >= 0)
-        begin = int(recent.birth[built].max(initial=-1)) + 1
+        built = recent.blocks.birth[recent.blocks.phase == RunPhase.BUILD]
+        begin = int(built.max(initial=-1)) + 1
     else:
         begin = int(recent.step_ends[before])
-    number = 0 if before < 0 else 1
-    return _between(recent, (begin, int(recent.step_ends[-1])), number, recent.steps_by)
+    return _between(recent, begin, int(recent.step_ends[-1]), before < 0, recent.steps_by)
 
 
-def _marks_a_step(recent: RecentBlocks, accumulation_steps: int) -> int:
-    """Return how many marks a step has: if backward passes are the marks, each micro-batch one."""
-    return accumulation_steps if recent.steps_by == BACKWARD_PASSES else 1
-
-
-def _between(recent: RecentBlocks, events: tuple[int, int], number: int, by: str) -> StepBlocks:
+def _between(recent: RecentBlocks, begin: int, end: int, is_first: bool, by: str) -> StepBlocks:
     """Return the blocks of these events, and those that the step finds and does not drop at once.
 
     Gradients that `zero_grad` frees before the first forward belong to the step before.
     """
-    begin, end = events
-    in_step = (recent.birth >= begin) & (recent.birth < end)
+    blocks = recent.blocks
+    in_step = (blocks.birth >= begin) & (blocks.birth < end)
     if not in_step.any():
         raise MemlabError(
             f"the last step of the snapshot allocates nothing, so there is nothing to compare; "
             f"{REMEDY}"
         )
-    forward = recent.birth[in_step & (recent.phase == RunPhase.FORWARD)]
-    first = int((forward if len(forward) else recent.birth[in_step]).min())
-    chosen = np.flatnonzero(in_step | ((recent.birth < begin) & (recent.death > first)))
-    return StepBlocks(
-        birth=np.maximum(recent.birth[chosen] - begin, -1),
-        death=np.minimum(recent.death[chosen], end) - begin,
-        size=recent.size[chosen],
-        phase=NUMBERS[recent.phase[chosen]],
-        names=_names(recent, chosen),
-        num_events=end - begin,
-        number=number,
-        found_by=by,
-    )  # fmt: skip
+    forward = blocks.birth[in_step & (blocks.phase == RunPhase.FORWARD)]
+    first = int((forward if len(forward) else blocks.birth[in_step]).min())
+    blocks = blocks[in_step | ((blocks.birth < begin) & (blocks.death > first))]
+    blocks.birth = np.maximum(blocks.birth - begin, -1)
+    blocks.death = np.minimum(blocks.death, end) - begin
+    blocks.phase = NUMBERS[blocks.phase]
+    return StepBlocks(blocks=blocks, names=_names(recent, blocks), num_events=end - begin,
+                      is_first=is_first, found_by=by)  # fmt: skip
 
 
-def _names(recent: RecentBlocks, chosen: Ints) -> tuple[Name, ...]:
+def _names(recent: RecentBlocks, blocks: Table) -> tuple[Name, ...]:
     """Return category and place of blocks; a stack without a Python frame is no place."""
-    places = [place_of(stack) if stack else "" for stack in recent.stacks]
-    streams, index = np.unique(recent.stream[chosen], return_inverse=True)
-    usual = int(streams[np.bincount(index, recent.size[chosen]).argmax()])
+    places = {number: place_of(stack) if stack else "" for number, stack in recent.stacks.items()}
+    streams, index = np.unique(blocks.stream, return_inverse=True)
+    usual = int(streams[np.bincount(index, blocks.size_bytes).argmax()])
     found = []
-    for stack, stream, column in zip(recent.stack[chosen].tolist(), recent.stream[chosen].tolist(),
-                                     recent.column[chosen].tolist(), strict=True):  # fmt: skip
+    for stack, stream, column in blocks[["stack", "stream", "column"]].tolist():
         place = places[stack]
         if stream not in (0, usual):
             place = f"{place or 'an allocation'} on stream {stream}"
@@ -436,9 +370,9 @@ def _by_sizes(recent: RecentBlocks, predicted: StepBlocks) -> StepBlocks:
     Raises:
         MemlabError: the sizes have nothing in common, or there is no whole step.
     """
-    born = np.flatnonzero(recent.birth >= 0)
-    wanted = predicted.size[predicted.born].tolist()
-    at, reached = _progress(recent.size[born].tolist(), wanted)
+    born = recent.blocks[recent.blocks.birth >= 0]
+    wanted = predicted.blocks.size_bytes[predicted.born].tolist()
+    at, reached = _progress(born.size_bytes.tolist(), wanted)
     if not at:
         raise MemlabError(NOTHING_IN_COMMON)
     starts = [i - j for i, j in zip(at, reached, strict=True)]
@@ -448,10 +382,10 @@ def _by_sizes(recent: RecentBlocks, predicted: StepBlocks) -> StepBlocks:
     chosen = len(begins) - (1 if last <= len(born) else 2)
     if chosen < 0 or (chosen == 0 and starts[0] < 0):
         raise MemlabError(NO_WHOLE_STEP)
-    births = np.append(recent.birth[born], recent.num_events)
+    births = [*born.birth.tolist(), recent.num_events]
     end = [*begins[1:], min(last, len(born))][chosen]
-    number = 0 if chosen == 0 and recent.is_whole else 1
-    return _between(recent, (int(births[begins[chosen]]), int(births[end])), number, SIZES_ALONE)
+    is_first = chosen == 0 and recent.is_whole
+    return _between(recent, births[begins[chosen]], births[end], is_first, SIZES_ALONE)
 
 
 def _progress(sizes: Sequence[int], wanted: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -461,10 +395,9 @@ def _progress(sizes: Sequence[int], wanted: Sequence[int]) -> tuple[list[int], l
     ([2, 3], [0, 1])
     """
     width = min(IN_A_ROW, len(wanted))
-    places: dict[tuple[int, ...], list[int]] = {}
-    for j in range(len(wanted) - width + 1):
-        places.setdefault(tuple(wanted[j : j + width]), []).append(j)
-    once = {sizes: found[0] for sizes, found in places.items() if len(found) == 1}
+    rows = [tuple(wanted[j : j + width]) for j in range(len(wanted) - width + 1)]
+    counts = Counter(rows)
+    once = {row: j for j, row in enumerate(rows) if counts[row] == 1}
     at, reached = [], []
     for i in range(len(sizes) - width + 1):
         row = tuple(sizes[i : i + width])

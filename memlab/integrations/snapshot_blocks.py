@@ -9,11 +9,13 @@ so a block has the size that the file lists for it if it is live at the end, and
 rounded up to 512 B. An instant is the state after an event; instant 0 is before the first one.
 """
 
+import functools
 import re
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -28,170 +30,150 @@ from memlab.integrations.snapshot_file import (
     SEGMENT_MAP,
     SEGMENT_UNMAP,
     CardRecord,
-    Events,
     Frame,
     Stack,
+    Table,
 )
 from memlab.memory.replay import round_block
 from memlab.trace import CATEGORIES, Category
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+GROWS = (SEGMENT_ALLOC, SEGMENT_MAP)
+SHRINKS = (SEGMENT_FREE, SEGMENT_UNMAP)
+
+BLOCK = np.dtype(
+    [
+        # the event that allocated it; -1 if it was there before the trace began
+        ("birth", np.int64),
+        # the event that freed it; the number of events if none did; -1 if it was freed before the
+        # trace began and another stream was not done with it
+        ("death", np.int64),
+        # the event from which on its memory could be used again; later than `death` if another
+        # stream was not done with it
+        ("released", np.int64),
+        ("address", np.int64),
+        ("size_bytes", np.int64),
+        ("stack", np.int64),  # that allocated it; -1 if it was not recorded
+        ("stream", np.int64),  # on which it was allocated; 0 if it was there before
+        ("phase", np.int8),  # the `RunPhase` of its stack
+        ("column", np.int8),  # its category, as an index into `COLUMNS`
+    ]
+)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class BlockLives:
-    """Every block of a device, as columns (blocks,).
-
-    Attributes:
-        birth: the event that allocated it; -1 if it was there before the trace began.
-        death: the event that freed it; the number of events if none did; -1 if it was freed
-            before the trace began and another stream was not done with it.
-        released: the event from which on its memory could be used again; later than `death` if
-            another stream was not done with it.
-        address: of its first byte.
-        size: bytes that it takes.
-        stack: that allocated it; -1 if it was not recorded.
-        num_before: blocks that were there before the trace began.
-        num_contradicting: blocks that the trace leaves live and the state at the end does not have.
-    """
-
-    birth: Ints
-    death: Ints
-    released: Ints
-    address: Ints
-    size: Ints
-    stack: Ints
-    num_before: int
-    num_contradicting: int
-
-    def __len__(self) -> int:
-        return len(self.birth)
-
-    def live_at(self, instant: int) -> Ints:
-        """Return the blocks that are live after so many events."""
-        return np.flatnonzero((self.birth < instant) & (self.death >= instant))
-
-    def live_bytes(self, num_events: int, chosen: Ints | None = None) -> Ints:
-        """Return the bytes of the chosen blocks, by default of all, at each instant."""
-        which = slice(None) if chosen is None else chosen
-        change = np.zeros(num_events + 2, np.int64)
-        np.add.at(change, self.birth[which] + 1, self.size[which])
-        np.subtract.at(change, self.death[which] + 1, self.size[which])
-        return np.cumsum(change[: num_events + 1])
-
-
-def block_lives(record: CardRecord) -> BlockLives:
-    """Return every block of a device with its first and last event."""
+def block_lives(record: CardRecord) -> Table:
+    """Return every block of a device, with the columns of `BLOCK` but those of `categorize`."""
     events, final = record.events, record.blocks
     end = len(events)
-    order = _by_address(events, np.array([ALLOC, FREE_REQUESTED, FREE_COMPLETED]))
-    action, address = events.action[order], events.address[order]
-    is_alloc = action == ALLOC
-    same = np.r_[address[1:] == address[:-1], False] if len(order) else np.zeros(0, bool)
-    first_of_address = np.r_[True, ~same[:-1]] if len(order) else np.zeros(0, bool)
+    # by address, and by time within one address
+    order = np.flatnonzero(np.isin(events.action, (ALLOC, FREE_REQUESTED, FREE_COMPLETED)))
+    order = order[np.argsort(events.address[order], kind="stable")]
+    sorted_events = events[order]
+    is_alloc, address = sorted_events.action == ALLOC, sorted_events.address
+    # of each event whether the next one is at the same address, and which one that is
+    is_followed = np.append(address[1:] == address[:-1], False)[: len(order)]
+    following = np.where(is_followed, np.append(order[1:], order[:1]), end)
+
     # Without events for requests, a block is freed when its free is completed. If that is the very
     # first event, then its request has only been cut off.
-    is_free = action == FREE_REQUESTED
-    if not is_free.any() and (events.action[1:] == FREE_COMPLETED).any():
-        is_free = action == FREE_COMPLETED
-
+    frees = FREE_REQUESTED
+    if FREE_REQUESTED not in events.action and FREE_COMPLETED in events.action[1:]:
+        frees = FREE_COMPLETED
+    is_first = ~np.append(False, is_followed)[: len(order)]
     (born,) = np.nonzero(is_alloc)
-    (before,) = np.nonzero(first_of_address & is_free)
-    freed_at = _next(born, same, order, end)
-    awaiting = final.address[~final.is_allocated]
-    freed_now = np.r_[born + 1, before]
-    done = _completed(freed_now, np.r_[freed_at, order[before]], action, order, address, awaiting,
-                      end)  # fmt: skip
-    never = np.flatnonzero(np.r_[freed_at, order[before]] == end)
-
-    birth = np.r_[order[born], np.full(len(before), -1)]
-    death = np.r_[freed_at, order[before]]
-    at = np.r_[address[born], address[before]]
-    size = rounded(np.r_[events.size[order[born]], events.size[order[before]]])
-    stack = np.r_[events.stack[order[born]], np.full(len(before), NOT_RECORDED)]
+    (before,) = np.nonzero(is_first & (sorted_events.action == frees))
+    rows = np.append(born, before)
+    lives: Table = np.zeros(len(rows), BLOCK).view(np.recarray)
+    lives.birth = np.append(order[born], np.full(len(before), -1))
+    # after an allocation comes its free, or the next allocation if the free was not recorded
+    lives.death = np.append(following[born], order[before])
+    lives.address = address[rows]
+    lives.stream[: len(born)] = sorted_events.stream[born]
+    lives.size_bytes = round_block(sorted_events.size_bytes[rows])
+    lives.stack = np.append(sorted_events.stack[born], np.full(len(before), NOT_RECORDED))
+    freed = np.append(np.where(is_followed[born], born + 1, born), before)
+    lives.released = _released(lives, record, sorted_events.action, is_followed, following, freed)
 
     # what is live at the end: its size is known, and it may be older than the trace
     kept = np.flatnonzero(final.is_allocated)
-    _, here, there = np.intersect1d(at[never], final.address[kept], return_indices=True)
-    size[never[here]] = final.size[kept[there]]
-    older = np.delete(kept, there)
+    never = np.flatnonzero(lives.death == end)
+    _, here, there = np.intersect1d(lives.address[never], final.address[kept], return_indices=True)
+    lives.size_bytes[never[here]] = final.size_bytes[kept[there]]
+    older = _older(record, np.delete(kept, there), end)
     # what waited before the trace began is not live, but its memory could not be used
-    waited = np.flatnonzero(~final.is_allocated & ~np.isin(final.address, at))
-    contradicting = len(never) - len(here) if record.segments is not None else 0
+    waited = ~final.is_allocated & ~np.isin(final.address, lives.address)
+    every = np.concatenate([lives, older, _older(record, np.flatnonzero(waited), -1)])
+    return every.view(np.recarray)
 
-    return BlockLives(
-        birth=np.r_[birth, np.full(len(older) + len(waited), -1)].astype(np.int64),
-        death=np.r_[death, np.full(len(older), end), np.full(len(waited), -1)].astype(np.int64),
-        released=np.r_[done, np.full(len(older) + len(waited), end)].astype(np.int64),
-        address=np.r_[at, final.address[older], final.address[waited]],
-        size=np.r_[size, final.size[older], final.size[waited]],
-        stack=np.r_[stack, final.stack[older], final.stack[waited]].astype(np.int64),
-        num_before=len(before) + len(older),
-        num_contradicting=contradicting,
-    )
+
+def _released(
+    lives: Table,
+    record: CardRecord,
+    action: npt.NDArray[np.int8],
+    is_followed: Bools,
+    following: Ints,
+    freed: Ints,
+) -> Ints:
+    """Return when frees were completed, or were known to be; the end for those that still wait.
+
+    Args:
+        lives: the blocks so far.
+        record: of the device.
+        action: of each event by address, and of each whether and by which one it is followed.
+        is_followed: likewise.
+        following: likewise.
+        freed: which of these events freed each block.
+    """
+    end, final = len(record.events), record.blocks
+    is_request = (lives.death < end) & (action[freed] == FREE_REQUESTED)
+    is_completed = is_followed[freed] & (np.append(action[1:], action[:1])[freed] == FREE_COMPLETED)
+    awaits = ~is_followed[freed] & np.isin(lives.address, final.address[~final.is_allocated])
+    done = np.where(is_completed, following[freed], np.where(awaits, end, lives.death))
+    return np.where(is_request, done, lives.death)
+
+
+def _older(record: CardRecord, chosen: Ints, death: int) -> Table:
+    """Return blocks of the end that are older than the trace."""
+    final = record.blocks[chosen]
+    found: Table = np.zeros(len(chosen), BLOCK).view(np.recarray)
+    found.birth, found.death, found.released = -1, death, len(record.events)
+    for name in ("address", "size_bytes", "stack"):
+        found[name] = final[name]
+    return found
+
+
+def live_at(lives: Table, instant: int) -> Ints:
+    """Return the blocks that are live after so many events."""
+    return np.flatnonzero((lives.birth < instant) & (lives.death >= instant))
+
+
+def live_bytes(lives: Table, num_events: int) -> Ints:
+    """Return the bytes of blocks at each instant."""
+    change = np.zeros(num_events + 2, np.int64)
+    np.add.at(change, lives.birth + 1, lives.size_bytes)
+    np.subtract.at(change, lives.death + 1, lives.size_bytes)
+    return np.cumsum(change[: num_events + 1])
 
 
 def reserved_bytes(record: CardRecord) -> Ints | None:
     """Return the bytes of all segments at each instant; None if the state at the end is unknown."""
     if record.segments is None:
         return None
-    action, size = record.events.action, record.events.size
-    change = np.where(np.isin(action, (SEGMENT_ALLOC, SEGMENT_MAP)), size, 0)
-    change -= np.where(np.isin(action, (SEGMENT_FREE, SEGMENT_UNMAP)), size, 0)
-    after = np.r_[0, np.cumsum(change)]
+    action, size = record.events.action, record.events.size_bytes
+    change = size * (np.isin(action, GROWS).astype(np.int64) - np.isin(action, SHRINKS))
+    after = np.append(0, np.cumsum(change))
     at_end = sum(segment.size for segment in record.segments)
     found: Ints = after + (at_end - after[-1])
-    return found
-
-
-def _by_address(events: Events, actions: npt.NDArray[np.int64]) -> Ints:
-    """Return the events of these actions by address, and by time within one address."""
-    chosen = np.flatnonzero(np.isin(events.action, actions))
-    return chosen[np.argsort(events.address[chosen], kind="stable")]
-
-
-def _next(at: Ints, same: npt.NDArray[np.bool_], order: Ints, end: int) -> Ints:
-    """Return the next event at the same address; `end` if there is none.
-
-    After an allocation that is its free, or the next allocation if the free was not recorded.
-    """
-    following = np.minimum(at + 1, max(len(order) - 1, 0))
-    return np.where(same[at], order[following], end) if len(at) else at
-
-
-def _completed(
-    at: Ints,
-    freed: Ints,
-    action: npt.NDArray[np.int8],
-    order: Ints,
-    address: Ints,
-    awaiting: Ints,
-    end: int,
-) -> Ints:
-    """Return when frees were completed, or were known to be; `end` for those that still wait."""
-    if not len(at):
-        return freed
-    at = np.minimum(at, len(order) - 1)
-    following = np.minimum(at + 1, len(order) - 1)
-    is_request = (freed < end) & (action[at] == FREE_REQUESTED)
-    is_next = (address[following] == address[at]) & (following > at)
-    is_completed = is_next & (action[following] == FREE_COMPLETED)
-    waits = ~is_next & np.isin(address[at], awaiting)
-    done = np.where(is_completed, order[following], np.where(waits, end, freed))
-    return np.where(is_request, done, freed)
-
-
-def rounded(size: Ints) -> Ints:
-    """Return requests in bytes, rounded up to whole blocks of the allocator."""
-    found: Ints = round_block(size)
     return found
 
 
 # The phase in which a line ran, by its stack, and the category of a block, by its lifetime.
 #
 # PyTorch records where a block was allocated, not what for. The names of files and
-# functions in its stack show the phase; `RULES` lists them all. Then the rule of
-# `memory/lifetimes.py` applies:
+# functions in its stack show the phase; `snapshot_phases.toml` lists them all. Then the rule
+# of `memory/lifetimes.py` applies:
 #
 #     allocated in   freed in the same phase   freed later
 #     building       temporary                 parameter (buffers are among them)
@@ -221,58 +203,48 @@ class RunPhase(IntEnum):
     OPTIMIZER = 6
 
 
-class PhaseRule(NamedTuple):
-    """Frames whose file and function match belong to a phase."""
-
-    phase: RunPhase
-    file: str
-    function: str
-
-
-# Names of PyTorch 2.0 to 2.13 and of the libraries that train with it. In a stack the innermost
-# frame that a rule names decides, but a forward within a backward is a recompute, so backward.
-RULES = (
-    PhaseRule(RunPhase.OPTIMIZER, r"/torch/optim/|/bitsandbytes/optim/|/torchao/optim/"
-         r"|/apex/optimizers/|/transformers/optimization\.py$", r""),
-    PhaseRule(RunPhase.BACKWARD, r"/torch/autograd/(__init__|graph)\.py$",
-         r"^(backward|grad|_engine_run_backward)$"),
-    PhaseRule(RunPhase.BACKWARD, r"/torch/_tensor\.py$", r"^backward$"),
-    PhaseRule(RunPhase.BACKWARD, r"/torch/utils/checkpoint\.py$",
-         r"^(backward|recompute_fn|unpack_hook)$"),
-    PhaseRule(RunPhase.BACKWARD, r"", r"torch::autograd::Engine::"),  # a frame of C++
-    PhaseRule(RunPhase.DATA, r"/torch/utils/data/|/accelerate/utils/operations\.py$", r""),
-    PhaseRule(RunPhase.DATA, r"/transformers/trainer\.py$", r"^_prepare_inputs?$"),
-    PhaseRule(RunPhase.DATA, r"/(pytorch_lightning|lightning)/.*", r"transfer_batch_to_device"),
-    PhaseRule(RunPhase.BUILD, r"/torch/nn/parameter\.py$|/torch/nn/init\.py$", r""),
-    PhaseRule(RunPhase.BUILD, r"/torch/nn/modules/", r"^(__init__|reset_parameters)$"),
-    PhaseRule(RunPhase.BUILD, r"/torch/nn/modules/module\.py$",
-         r"^(_apply|to|cuda|half|float|double|bfloat16|to_empty|convert|load_state_dict"
-         r"|_load_from_state_dict|register_buffer)$"),
-    PhaseRule(RunPhase.BUILD, r"/torch/serialization\.py$|/safetensors/", r""),
-    PhaseRule(RunPhase.BUILD, r"/transformers/modeling_utils\.py$", r"from_pretrained|^_load"),
-    PhaseRule(RunPhase.FORWARD, r"/torch/nn/functional\.py$", r""),
-    PhaseRule(RunPhase.FORWARD, r"/torch/nn/modules/module\.py$",
-         r"^(_call_impl|_wrapped_call_impl|__call__)$"),
-    PhaseRule(RunPhase.FORWARD, r"", r"^forward$"),
-)  # fmt: skip
-_RULES = [(rule.phase, re.compile(rule.file), re.compile(rule.function)) for rule in RULES]
+BORN_AS = {
+    RunPhase.BUILD: Category.PARAMETERS,
+    RunPhase.DATA: Category.INPUTS,
+    RunPhase.FORWARD: Category.ACTIVATIONS,
+    RunPhase.BACKWARD: Category.GRADIENTS,
+    RunPhase.OPTIMIZER: Category.OPTIMIZER_STATE,
+}
 # The bottom of a stack on a thread of autograd's engine, which begins in PyTorch, not in a script
 _ENGINE_BOTTOM = re.compile(r"/torch/(autograd|utils|_functorch|_dynamo|_inductor|distributed)/")
 _STEP = re.compile(r"^(step|_optimizer_step)$|^_(single|multi)_tensor_|^_init_group$")
 
 
+@functools.cache
+def _rules() -> list[tuple[RunPhase, re.Pattern[str], re.Pattern[str]]]:
+    """Return phase, file and function of each rule."""
+    text = Path(__file__).with_name("snapshot_phases.toml").read_text(encoding="utf-8")
+    found = []
+    for name, rules in tomllib.loads(text).items():
+        for rule in rules:
+            patterns = re.compile(rule["file"]), re.compile(rule["function"])
+            found.append((RunPhase[name.upper()], *patterns))
+    return found
+
+
 def phase_of(stack: Stack) -> RunPhase:
     """Return the phase of a stack that has frames.
 
-    >>> from memlab.integrations.snapshot_file import (Frame,)
+    The innermost frame that a rule names decides, but a forward within a backward is a recompute,
+    so backward.
+
+    >>> from memlab.integrations.snapshot_file import Frame
     >>> phase_of((Frame("/site/torch/optim/adamw.py", 120, "_init_group"),)).name
     'OPTIMIZER'
     """
+    named = [phase for phase in map(_phase_of_frame, stack) if phase is not RunPhase.OTHER]
+    innermost = named[0] if named else RunPhase.OTHER
     bottom = stack[-1]
-    if _ENGINE_BOTTOM.search(_path(bottom.filename)) and bottom.name != "<module>":
-        within = _innermost(stack)
-        return within if within is RunPhase.OPTIMIZER else RunPhase.BACKWARD
-    return _innermost(stack)
+    if _ENGINE_BOTTOM.search(_path(bottom)) and bottom.name != "<module>":
+        return innermost if innermost is RunPhase.OPTIMIZER else RunPhase.BACKWARD
+    if innermost is RunPhase.FORWARD and RunPhase.BACKWARD in named:
+        return RunPhase.BACKWARD
+    return innermost
 
 
 def is_update(stack: Stack) -> bool:
@@ -280,28 +252,17 @@ def is_update(stack: Stack) -> bool:
     return any(_STEP.search(frame.name) for frame in stack)
 
 
-def _innermost(stack: Stack) -> RunPhase:
-    found = RunPhase.OTHER
-    for frame in stack:
-        phase = _phase_of_frame(_path(frame.filename), frame.name)
-        if found is RunPhase.OTHER:
-            found = phase
-        elif found is RunPhase.FORWARD and phase is RunPhase.BACKWARD:
-            return phase
-        if found not in (RunPhase.OTHER, RunPhase.FORWARD):
-            return found
-    return found
-
-
-def _phase_of_frame(path: str, function: str) -> RunPhase:
-    for phase, file_rule, function_rule in _RULES:
-        if file_rule.search(path) and function_rule.search(function):
+@functools.lru_cache(2**16)
+def _phase_of_frame(frame: Frame) -> RunPhase:
+    path = _path(frame)
+    for phase, file_rule, function_rule in _rules():
+        if file_rule.search(path) and function_rule.search(frame.name):
             return phase
     return RunPhase.OTHER
 
 
-def _path(filename: str) -> str:
-    return filename.replace("\\", "/")
+def _path(frame: Frame) -> str:
+    return frame.filename.replace("\\", "/")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -309,9 +270,8 @@ class Phases:
     """The phases of a trace.
 
     Attributes:
-        of_stack: int8, (stacks,).
+        of_stack: int8, (stacks + 1,); the last is that of `NOT_RECORDED`.
         of_event: int8, (events,); an event that no rule names has the phase of the one before.
-        stretch: (events,), the number of the stretch of events of one phase.
         step_ends: the instants at which steps end, ascending.
         steps_by: what marks the end of a step, in words; empty if nothing does.
         num_inferred: allocations without any Python frame, taken for backward.
@@ -319,7 +279,6 @@ class Phases:
 
     of_stack: npt.NDArray[np.int8]
     of_event: npt.NDArray[np.int8]
-    stretch: Ints
     step_ends: Ints
     steps_by: str
     num_inferred: int
@@ -328,24 +287,20 @@ class Phases:
 def phases(record: CardRecord, stacks: Sequence[Stack]) -> Phases:
     """Return the phase of each stack and event, and where steps end."""
     found = [phase_of(stack) if stack else RunPhase.NONE for stack in stacks]
+    of_stack = np.array([*found, RunPhase.NONE], np.int8)
     # Backward runs on the engine's own threads, which have no Python frames. So if other stacks
     # have some, and they are of a training, an empty stack is one of backward.
     infers = bool({RunPhase.FORWARD, RunPhase.OPTIMIZER} & set(found))
+    is_empty = np.array([not stack for stack in stacks] + [False])
     if infers:
-        found = [phase if stack else RunPhase.BACKWARD
-                 for phase, stack in zip(found, stacks, strict=True)]  # fmt: skip
-    of_stack = np.array([*found, RunPhase.NONE], np.int8)  # the last is that of NOT_RECORDED
+        of_stack[is_empty] = RunPhase.BACKWARD
 
     events = record.events
-    own = of_stack[events.stack]
-    of_event = _carried(own, own > RunPhase.OTHER)
-    stretch = np.r_[0, np.cumsum(of_event[1:] != of_event[:-1])] if len(own) else np.zeros(0, int)
-    is_empty = np.array([not stack for stack in stacks] + [False])
+    of_event = _carried(of_stack[events.stack], of_stack[events.stack] > RunPhase.OTHER)
     step_ends, by = _step_ends(record, stacks, of_stack, of_event)
     return Phases(
         of_stack=of_stack,
         of_event=of_event,
-        stretch=stretch.astype(np.int64),
         step_ends=step_ends,
         steps_by=by,
         num_inferred=int(infers * (is_empty[events.stack] & (events.action == ALLOC)).sum()),
@@ -366,87 +321,59 @@ def _step_ends(
     parts = (own > RunPhase.OTHER) | ((own == RunPhase.OTHER) & (record.events.action == ALLOC))
     ends = _ends(_carried(own, parts), own, RunPhase.OPTIMIZER, updates[record.events.stack])
     backwards = _ends(of_event, own, RunPhase.BACKWARD, own == RunPhase.BACKWARD)
-    if len(ends) and not _stop(ends, backwards):
-        return ends, "updates of the optimizer"
+    if len(ends):
+        # SGD with momentum allocates in its first updates alone: then more backward passes follow
+        # the last one than lie before or between any of them
+        before = np.searchsorted(backwards, ends)
+        if len(backwards) - before[-1] <= max(1, np.diff(before, prepend=0).max()):
+            return ends, "updates of the optimizer"
     for name in ("Optimizer.step", "ProfilerStep"):
         times = [a.time_us for a in record.annotations
                  if a.name.startswith(name) and a.stage.upper() == "END"]  # fmt: skip
         if times and record.events.time_us.any():
-            found = np.searchsorted(record.events.time_us, np.array(times), side="right")
+            found = np.searchsorted(record.events.time_us, times, side="right")
             return np.unique(found).astype(np.int64), f"annotations {name}"
     return backwards, BACKWARD_PASSES if len(backwards) else ""
 
 
-def _stop(updates: Ints, backwards: Ints) -> bool:
-    """Return whether updates allocate in the first steps alone, as SGD with momentum does.
-
-    Then more backward passes follow the last one than lie before or between any of them.
-    """
-    before = np.searchsorted(backwards, updates)
-    return len(backwards) - int(before[-1]) > max(1, int(np.diff(before, prepend=0).max()))
-
-
-def _carried(own: npt.NDArray[np.int8], is_named: npt.NDArray[np.bool_]) -> npt.NDArray[np.int8]:
+def _carried(own: npt.NDArray[np.int8], is_named: Bools) -> npt.NDArray[np.int8]:
     """Return the phase of each event, that of the last named one before where it is not named."""
-    if not len(own):
-        return own
     last = np.maximum.accumulate(np.where(is_named, np.arange(len(own)), -1))
-    return np.where(last >= 0, own[last], np.int8(RunPhase.NONE)).astype(np.int8)
+    return np.where(last >= 0, own[last], np.int8(RunPhase.NONE))
 
 
 def _ends(
-    of_event: npt.NDArray[np.int8],
-    own: npt.NDArray[np.int8],
-    phase: RunPhase,
-    marks: npt.NDArray[np.bool_],
+    of_event: npt.NDArray[np.int8], own: npt.NDArray[np.int8], phase: RunPhase, marks: Bools
 ) -> Ints:
     """Return the instant after the last event of each stretch of a phase that has a mark."""
-    if not marks.any():
-        return np.zeros(0, np.int64)
     within = (of_event == phase).astype(np.int8)
     begins = np.flatnonzero(np.diff(within, prepend=0) == 1)
     finishes = np.flatnonzero(np.diff(within, append=0) == -1) + 1
-    counts = np.r_[0, np.cumsum(marks)]
+    counts = np.append(0, np.cumsum(marks))
     has_mark = counts[finishes] > counts[begins]
     last = np.maximum.accumulate(np.where(own == phase, np.arange(len(own)), -1))
     found: Ints = last[finishes[has_mark] - 1] + 1
     return found
 
 
-def columns_of(lives: BlockLives, phased: Phases) -> npt.NDArray[np.int8]:
-    """Return the category of each block, as an index into `COLUMNS`."""
-    end = len(phased.of_event)
-    own = phased.of_stack[np.where(lives.stack == NOT_RECORDED, -1, lives.stack)]
-    freed, seen = lives.death < end, lives.birth >= 0
-    last = max(end - 1, 0)
-    if not end:
-        born_in = died_in = np.zeros(len(lives), np.int64)
-        died_as = np.zeros(len(lives), np.int8)
-    else:
-        born_in = phased.stretch[np.maximum(lives.birth, 0)]
-        died_in = phased.stretch[np.minimum(lives.death, last)]
-        died_as = phased.of_event[np.minimum(lives.death, last)]
-    in_one_phase = seen & freed & (born_in == died_in)
-    steps_outlived = np.searchsorted(phased.step_ends, lives.death, side="right") - np.searchsorted(
-        phased.step_ends, lives.birth, side="right"
-    )
-
-    columns = np.full(len(lives), COLUMN[UNKNOWN], np.int8)
-
-    def put(where: npt.NDArray[np.bool_], category: Category) -> None:
-        columns[where] = COLUMN[str(category)]
-
-    put(own == RunPhase.BUILD, Category.PARAMETERS)
-    put(own == RunPhase.DATA, Category.INPUTS)
-    put(own == RunPhase.BACKWARD, Category.GRADIENTS)
-    put(own == RunPhase.OPTIMIZER, Category.OPTIMIZER_STATE)
+def categorize(lives: Table, phased: Phases) -> None:
+    """Fill in the phase and the category of each block."""
+    own = lives.phase = phased.of_stack[lives.stack]
+    of_event = np.append(phased.of_event, np.int8(RunPhase.NONE))
+    stretch = np.append(np.cumsum(np.diff(of_event, prepend=of_event[0]) != 0), -1)
+    freed = lives.death < len(phased.of_event)
+    in_one_phase = freed & (lives.birth >= 0) & (stretch[lives.birth] == stretch[lives.death])
     # the loss of a step may live until the next one replaces it
-    put((own == RunPhase.FORWARD) & (steps_outlived <= 1), Category.ACTIVATIONS)
-    is_other = (own == RunPhase.OTHER) & freed & (died_as == RunPhase.BACKWARD)
-    put(is_other & (steps_outlived <= 1), Category.ACTIVATIONS)
-    is_told = (own != RunPhase.NONE) & ((own != RunPhase.OTHER) | is_other)
-    put(in_one_phase & is_told & (own != RunPhase.DATA), Category.TEMPORARIES)
-    return columns
+    steps = np.searchsorted(phased.step_ends, (lives.birth, lives.death), side="right")
+    lingers = steps[1] > steps[0] + 1
+    is_other = (own == RunPhase.OTHER) & freed & (of_event[lives.death] == RunPhase.BACKWARD)
+    has_place = np.isin(own, [phase for phase in BORN_AS if phase is not RunPhase.DATA])
+
+    born_as = np.array([COLUMN[BORN_AS.get(phase, UNKNOWN)] for phase in RunPhase], np.int8)
+    lives.column = born_as[own]
+    lives.column[(own == RunPhase.FORWARD) & lingers] = COLUMN[UNKNOWN]
+    lives.column[is_other & ~lingers] = COLUMN[Category.ACTIVATIONS]
+    lives.column[in_one_phase & (has_place | is_other)] = COLUMN[Category.TEMPORARIES]
 
 
 # Who holds memory at an instant: blocks by category and by the stack that allocated them.
@@ -486,27 +413,21 @@ def place_of(stack: Stack | None) -> str:
     ...           Frame("/home/me/model.py", 42, "forward")))
     'model.py:42 forward > functional.py:9 gelu'
     """
-    if stack is None:
-        return "stack not recorded"
     if not stack:
-        return "no Python frame"
-    python = [frame for frame in stack if _is_python(frame)] or list(stack)
+        return "stack not recorded" if stack is None else "no Python frame"
+    python = [frame for frame in stack if frame.filename.endswith(".py")
+              or frame.filename.startswith("<")] or list(stack)  # fmt: skip
     own = next((frame for frame in python if not _is_library(frame)), python[-1])
     inner = python[0]
     return str(own) if own == inner else f"{own}{BELOW}{inner}"
 
 
-def holders(
-    lives: BlockLives,
-    columns: npt.NDArray[np.int8],
-    stacks: Sequence[Stack],
-    live: npt.NDArray[np.int64],
-) -> tuple[StackHolding, ...]:
+def holders(lives: Table, stacks: Sequence[Stack]) -> tuple[StackHolding, ...]:
     """Return what these blocks hold by category and stack, the largest first."""
-    keys = lives.stack[live] * len(COLUMNS) + columns[live]
+    keys = lives.stack * len(COLUMNS) + lives.column
     found, group, counts = np.unique(keys, return_inverse=True, return_counts=True)
     sizes = np.zeros(len(found), np.int64)
-    np.add.at(sizes, group, lives.size[live])
+    np.add.at(sizes, group, lives.size_bytes)
     made = [
         StackHolding(
             category=COLUMNS[key % len(COLUMNS)],
@@ -525,12 +446,8 @@ def stack_of(stacks: Sequence[Stack], number: int) -> Stack | None:
 
 
 def _is_library(frame: Frame) -> bool:
-    path = frame.filename.replace("\\", "/")
+    path = _path(frame)
     return any(folder in path for folder in LIBRARIES) or path.startswith("<frozen")
-
-
-def _is_python(frame: Frame) -> bool:
-    return frame.filename.endswith(".py") or frame.filename.startswith("<")
 
 
 # What grows from step to step: a leak, named by the stack that allocates it.
@@ -543,7 +460,6 @@ def _is_python(frame: Frame) -> bool:
 
 LEAST_GROWTHS = 3  # steps in which a leak grows; one or two may be a cache that fills
 SKIPPED_STEPS = 1  # the first, in which the optimizer makes its state
-MOST_CELLS = 2 * 10**7  # stacks times steps that are looked at, the largest growth first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -576,51 +492,33 @@ class Leak:
         return place_of(self.stack)
 
 
-def leaks(
-    lives: BlockLives, step_ends: npt.NDArray[np.int64], stacks: Sequence[Stack]
-) -> tuple[Leak, ...]:
+def leaks(lives: Table, step_ends: Ints, stacks: Sequence[Stack]) -> tuple[Leak, ...]:
     """Return what grows from step to step, the largest growth first."""
     ends = step_ends[SKIPPED_STEPS:]
     if len(ends) <= LEAST_GROWTHS:
         return ()
-
     # the step ends at which a block is live are those from `first` to before `after`
-    first = np.searchsorted(ends, lives.birth, side="right")
-    after = np.searchsorted(ends, lives.death, side="right")
+    first, after = np.searchsorted(ends, (lives.birth, lives.death), side="right")
     spans = np.flatnonzero(after > first)
-    numbers, group = np.unique(lives.stack[spans], return_inverse=True)
-    at_begin, at_end = np.zeros((2, len(numbers)), np.int64)
-    num_first, num_last = np.zeros((2, len(numbers)), np.int64)
-    is_first, is_last = first[spans] == 0, after[spans] == len(ends)
-    np.add.at(at_begin, group[is_first], lives.size[spans[is_first]])
-    np.add.at(at_end, group[is_last], lives.size[spans[is_last]])
-    np.add.at(num_first, group[is_first], 1)
-    np.add.at(num_last, group[is_last], 1)
-
-    growth = at_end - at_begin
-    largest = np.argsort(-growth, kind="stable")[: max(1, MOST_CELLS // len(ends))]
-    chosen = largest[growth[largest] > 0]
-    row = np.full(len(numbers), -1)
-    row[chosen] = np.arange(len(chosen))
-    change = np.zeros((len(chosen), len(ends) + 1), np.int64)
-    mine = row[group] >= 0
-    rows, sizes = row[group[mine]], lives.size[spans[mine]]
-    np.add.at(change, (rows, first[spans[mine]]), sizes)
-    np.subtract.at(change, (rows, after[spans[mine]]), sizes)
-    series = np.cumsum(change, axis=1)[:, :-1]
-
+    spans = spans[np.argsort(lives.stack[spans], kind="stable")]
+    numbers, begins = np.unique(lives.stack[spans], return_index=True)
     found = []
-    for index, line in zip(chosen.tolist(), series, strict=True):
-        steps = np.diff(line)
-        if (steps >= 0).all() and (steps > 0).sum() >= LEAST_GROWTHS:
+    for number, rows in zip(numbers.tolist(), np.split(spans, begins)[1:], strict=True):
+        sizes, change = lives.size_bytes[rows], np.zeros(len(ends) + 1, np.int64)
+        np.add.at(change, first[rows], sizes)
+        np.subtract.at(change, after[rows], sizes)
+        held = np.cumsum(change)[:-1]
+        growth = np.diff(held)
+        if (growth >= 0).all() and (growth > 0).sum() >= LEAST_GROWTHS:
+            num_more = int((after[rows] == len(ends)).sum() - (first[rows] == 0).sum())
             found.append(
                 Leak(
-                    stack=stack_of(stacks, int(numbers[index])),
-                    bytes_at_step_ends=tuple(line.tolist()),
-                    num_blocks=int(num_last[index] - num_first[index]),
+                    stack=stack_of(stacks, number),
+                    bytes_at_step_ends=tuple(held.tolist()),
+                    num_blocks=num_more,
                 )
             )
-    return tuple(found)
+    return tuple(sorted(found, key=lambda leak: -leak.growth_bytes))
 
 
 # The newest part of a trace, block by block: what a comparison with a prediction begins with.
@@ -636,81 +534,44 @@ MOST_EVENTS = 2**18  # some 80,000 blocks; a step of a large language model has 
 class RecentBlocks:
     """The blocks of the newest events of a trace, in the order in which they were allocated.
 
-    Columns are (blocks,). Instants count events from the first of these.
-
     Attributes:
-        birth: the event that allocated it; -1 if it was there before.
-        death: the event that freed it; `num_events` if none did.
-        size: bytes that were requested, rounded up to 512 B.
-        phase: int8, the `RunPhase` of its stack.
-        column: int8, its category, as an index into `COLUMNS`.
-        stream: on which it was allocated; 0 if it was there before.
-        stack: index into `stacks`.
-        stacks: those of these blocks; None for one that was not recorded.
+        blocks: with the columns of `BLOCK`; instants count events from the first of these, and
+            sizes are requests, rounded up to 512 B.
+        stacks: those of these blocks, by number; None for one that was not recorded.
         num_events: how many there are.
         step_ends: the instants among them at which steps end, ascending.
         steps_by: what marks the end of a step, in words; empty if nothing does.
         is_whole: whether these are all events, and nothing was there before them.
     """
 
-    birth: Ints
-    death: Ints
-    size: Ints
-    phase: npt.NDArray[np.int8]
-    column: npt.NDArray[np.int8]
-    stream: Ints
-    stack: Ints
-    stacks: tuple[Stack | None, ...]
+    blocks: Table
+    stacks: Mapping[int, Stack | None]
     num_events: int
     step_ends: Ints
     steps_by: str
     is_whole: bool
 
-    def __len__(self) -> int:
-        return len(self.birth)
-
 
 def recent_blocks(
-    record: CardRecord,
-    lives: BlockLives,
-    found: Phases,
-    columns: npt.NDArray[np.int8],
-    stacks: Sequence[Stack],
+    record: CardRecord, lives: Table, phased: Phases, stacks: Sequence[Stack]
 ) -> RecentBlocks:
     """Return the blocks that were live during the newest events."""
-    num_events = len(record.events)
-    first = max(0, num_events - MOST_EVENTS)
-    chosen = np.flatnonzero((lives.death >= first) & (lives.size > 0))
-    chosen = chosen[np.argsort(lives.birth[chosen], kind="stable")]
-    birth, numbers = lives.birth[chosen], lives.stack[chosen]
-    stream = np.zeros(len(chosen), np.int64)
-    if num_events:
-        stream = np.where(birth >= 0, record.events.stream[np.maximum(birth, 0)], 0)
-    kept, index = np.unique(numbers, return_inverse=True)
-    ends = found.step_ends[found.step_ends > first] - first
+    first = max(0, len(record.events) - MOST_EVENTS)
+    blocks = lives[(lives.death >= first) & (lives.size_bytes > 0)]
+    blocks = blocks[np.argsort(blocks.birth, kind="stable")]
+    # of a live block the file lists the request
+    live, final = np.flatnonzero(blocks.death == len(record.events)), record.blocks
+    _, here, there = np.intersect1d(blocks.address[live], final.address, return_indices=True)
+    request = round_block(final.requested[there])
+    is_known = (request > 0) & (request <= final.size_bytes[there])
+    blocks.size_bytes[live[here[is_known]]] = request[is_known]
+    blocks.birth = np.maximum(blocks.birth - first, -1)
+    blocks.death -= first
     return RecentBlocks(
-        birth=np.maximum(birth - first, -1),
-        death=lives.death[chosen] - first,
-        size=_requested(record, lives, chosen),
-        phase=found.of_stack[np.where(numbers == NOT_RECORDED, -1, numbers)],
-        column=columns[chosen],
-        stream=stream,
-        stack=index.astype(np.int64),
-        stacks=tuple(stack_of(stacks, number) for number in kept.tolist()),
-        num_events=num_events - first,
-        step_ends=ends,
-        steps_by=found.steps_by,
+        blocks=blocks,
+        stacks={number: stack_of(stacks, number) for number in np.unique(blocks.stack).tolist()},
+        num_events=len(record.events) - first,
+        step_ends=phased.step_ends[phased.step_ends > first] - first,
+        steps_by=phased.steps_by,
         is_whole=first == 0 and not (lives.birth < 0).any(),
     )
-
-
-def _requested(record: CardRecord, lives: BlockLives, chosen: Ints) -> Ints:
-    """Return the requests of blocks in bytes, rounded up; of a live block the file lists it."""
-    size = lives.size[chosen].copy()
-    final = record.blocks
-    live = np.flatnonzero(lives.death[chosen] == len(record.events))
-    _, here, there = np.intersect1d(lives.address[chosen[live]], final.address, return_indices=True)
-    request = rounded(final.requested[there])
-    is_known = (request > 0) & (request <= final.size[there])
-    size[live[here[is_known]]] = request[is_known]
-    return size

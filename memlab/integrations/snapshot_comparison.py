@@ -7,10 +7,11 @@ live is compared at the higher of the two peaks, at the same place in the step.
 Left out: reserved bytes, which depend on everything that the process did before.
 """
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from itertools import chain
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -29,19 +30,18 @@ from memlab.integrations.snapshot_alignment import (
     REMEDY,
     SIZES_ALONE,
     UNKNOWN_PHASE,
-    Pairs,
     StepBlocks,
     align,
     filled,
     measured_step,
+    paired,
     predicted_step,
 )
+from memlab.integrations.snapshot_blocks import Ints
 from memlab.trace import PHASES, Trace
 from memlab.workload import Workload
 
 # `SnapshotComparison`: a step as a snapshot shows it beside the same step as predicted.
-
-Ints = npt.NDArray[np.int64]
 
 BEFORE = "before the step"
 MOST_ROWS = 8  # of a table, in print
@@ -112,6 +112,11 @@ class ComparedBlocks:
         )
 
 
+ALL_OF_IT = 0.95  # of a difference, which one line is then said to explain alone
+FEW = 0.5  # of the allocations; if fewer agree, it is probably not the same step
+MOST_NAMED = 3
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SnapshotComparison:
     """What a step of a snapshot held, beside what was predicted.
@@ -120,7 +125,6 @@ class SnapshotComparison:
     "at peak" compare is the same place in the step.
 
     Attributes:
-        summary: the answer, in one or two sentences.
         path: of the snapshot.
         device: that was predicted.
         workload_name: of the workload that was predicted.
@@ -141,7 +145,6 @@ class SnapshotComparison:
         notes: sentences that a reader of the numbers must know.
     """
 
-    summary: str
     path: str
     device: str
     workload_name: str
@@ -169,8 +172,60 @@ class SnapshotComparison:
     def operators(self) -> tuple[ComparedBlocks, ...]:
         """The rows summed over modules, categories and differences: one for each operator."""
         return merged(
-            [replace(row, module="", category="", difference=Difference.NONE) for row in self.rows]
+            ((row.phase, row.operator, "", "", row.place, Difference.NONE),
+             tuple(getattr(row, name) for name in COUNTED)) for row in self.rows
+        )  # fmt: skip
+
+    @property
+    def summary(self) -> str:
+        """The answer, in one or two sentences."""
+        peak = f"{format_bytes(self.measured_peak_bytes)}, in {self.measured_peak_phase}"
+        more = self.measured_peak_bytes - self.predicted_peak_bytes
+        if more:
+            text = (
+                f"The step held {format_bytes(abs(more))} {'more' if more > 0 else 'less'} than "
+                f"predicted at its peak ({peak}; predicted "
+                f"{format_bytes(self.predicted_peak_bytes)}, in {self.predicted_peak_phase})"
+                f"{self._why()}."
+            )
+        else:
+            text = f"The step held what was predicted, to the byte: at its peak {peak}."
+            text += self._elsewhere()
+        if self.matched_fraction < FEW:
+            text += (
+                f" But only {self.matched_fraction:.0%} of the allocations have the size of a "
+                "predicted one. Check that the workload, the batch size, the precision and the "
+                "optimizer are those of the snapshot."
+            )
+        return text
+
+    def _elsewhere(self) -> str:
+        """Say what differs, although the peaks are equal."""
+        if not self.differences:
+            return " Every allocation is as predicted."
+        blocks = sum(max(row.num_measured, row.num_predicted) for row in self.differences)
+        largest = max(
+            self.differences, key=lambda row: max(row.measured_bytes, row.predicted_bytes)
         )
+        verb = "allocations differ" if blocks > 1 else "allocation differs"
+        return f" {blocks:,} {verb}, the largest: {largest.name}, {largest.difference}."
+
+    def _why(self) -> str:
+        """Say which blocks explain the difference at the higher peak."""
+        total = self.measured_at_peak_bytes - self.predicted_at_peak_bytes
+        sign = 1 if total > 0 else -1
+        named = [row for row in self.differences if sign * row.more_at_peak_bytes > 0][:MOST_NAMED]
+        if not total or not named:
+            return ""
+        # the lower peak may be elsewhere, and then more differs here than the peaks do
+        differs_more = total != self.measured_peak_bytes - self.predicted_peak_bytes
+        there = f"; at that place {format_bytes(abs(total))} differ" if differs_more else ""
+        said = [f"{row.name} ({row.difference})" for row in named]
+        if sign * named[0].more_at_peak_bytes >= ALL_OF_IT * abs(total):
+            return f"{there}, all of it in {said[0]}"
+        shares = [f"{format_bytes(abs(row.more_at_peak_bytes))} in {text}"
+                  for row, text in zip(named, said, strict=True)]  # fmt: skip
+        return f"{there}: " + ", ".join(shares)
 
     def __str__(self) -> str:
         """Return a page of plain text: the answer, and what differs."""
@@ -206,30 +261,31 @@ class SnapshotComparison:
         return [*rows, ("", "", "", f"{more} more", "")] if more > 0 else rows
 
 
-def merged(rows: Sequence[ComparedBlocks]) -> tuple[ComparedBlocks, ...]:
-    """Return rows with one row for each set of equal texts, the largest differences first."""
-    sums: dict[tuple[str, ...], ComparedBlocks] = {}
-    for row in rows:
-        key = (row.phase, row.operator, row.module, row.category, row.place, row.difference)
-        before = sums.get(key)
-        if before is not None:
-            row = replace(row, **{name: getattr(row, name) + getattr(before, name)
-                                  for name in _COUNTED})  # fmt: skip
-        sums[key] = row
-    return tuple(
-        sorted(
-            sums.values(),
-            key=lambda row: (
-                -abs(row.more_at_peak_bytes),
-                not row.difference,
-                -max(row.measured_bytes, row.predicted_bytes),
-            ),
-        )
-    )
+FIELDS = tuple(field.name for field in fields(ComparedBlocks))  # six texts, and what is counted
+COUNTED = FIELDS[6:]
+Texts = tuple[str, str, str, str, str, Difference]
 
 
-_COUNTED = ("num_measured", "num_predicted", "measured_bytes", "predicted_bytes",
-            "measured_at_peak_bytes", "predicted_at_peak_bytes")  # fmt: skip
+def merged(blocks: Iterable[tuple[Texts, tuple[int, ...]]]) -> tuple[ComparedBlocks, ...]:
+    """Return one row for each set of equal texts, the largest differences first.
+
+    Args:
+        blocks: their phase, operator, module, category, place and difference, and their numbers in
+            the order of `COUNTED`.
+    """
+    sums: dict[Texts, tuple[int, ...]] = {}
+    for texts, counts in blocks:
+        sums[texts] = tuple(map(add, sums.get(texts, (0,) * len(counts)), counts))
+    rows = []
+    for texts, counts in sums.items():
+        values: tuple[Any, ...] = (*texts, *counts)
+        rows.append(ComparedBlocks(**dict(zip(FIELDS, values, strict=True))))
+
+    def rank(row: ComparedBlocks) -> tuple[int, bool, int]:
+        largest = max(row.measured_bytes, row.predicted_bytes)
+        return -abs(row.more_at_peak_bytes), not row.difference, -largest
+
+    return tuple(sorted(rows, key=rank))
 
 
 def signed(nbytes: int) -> str:
@@ -237,69 +293,7 @@ def signed(nbytes: int) -> str:
     return f"{'-' if nbytes < 0 else '+'}{format_bytes(abs(nbytes))}" if nbytes else "0"
 
 
-# The answer of a comparison in one or two sentences.
-
-ALL_OF_IT = 0.95  # of a difference, which one line is then said to explain alone
-FEW = 0.5  # of the allocations; if fewer agree, it is probably not the same step
-MOST_NAMED = 3
-
-
-def summary_of(facts: Mapping[str, Any]) -> str:
-    """Return what a person wants to know first.
-
-    Args:
-        facts: those of `SnapshotComparison`, by the names of its fields.
-    """
-    measured, predicted = facts["measured_peak_bytes"], facts["predicted_peak_bytes"]
-    differing = [row for row in facts["rows"] if row.difference]
-    peak = f"{format_bytes(measured)}, in {facts['measured_peak_phase']}"
-    if measured == predicted:
-        text = f"The step held what was predicted, to the byte: at its peak {peak}."
-        text += _elsewhere(differing)
-    else:
-        more = "more" if measured > predicted else "less"
-        text = (
-            f"The step held {format_bytes(abs(measured - predicted))} {more} than predicted at its "
-            f"peak ({peak}; predicted {format_bytes(predicted)}, in "
-            f"{facts['predicted_peak_phase']}){_why(facts, differing)}."
-        )
-    if facts["matched_fraction"] < FEW:
-        text += (
-            f" But only {facts['matched_fraction']:.0%} of the allocations have the size of a "
-            "predicted one. Check that the workload, the batch size, the precision and the "
-            "optimizer are those of the snapshot."
-        )
-    return text
-
-
-def _elsewhere(differing: list[ComparedBlocks]) -> str:
-    if not differing:
-        return " Every allocation is as predicted."
-    blocks = sum(max(row.num_measured, row.num_predicted) for row in differing)
-    largest = max(differing, key=lambda row: max(row.measured_bytes, row.predicted_bytes))
-    verb = "allocations differ" if blocks > 1 else "allocation differs"
-    return f" {blocks:,} {verb}, the largest: {largest.name}, {largest.difference}."
-
-
-def _why(facts: Mapping[str, Any], differing: list[ComparedBlocks]) -> str:
-    """Return which blocks explain the difference at the higher peak."""
-    total = facts["measured_at_peak_bytes"] - facts["predicted_at_peak_bytes"]
-    sign = 1 if total > 0 else -1
-    named = [row for row in differing if sign * row.more_at_peak_bytes > 0][:MOST_NAMED]
-    if not total or not named:
-        return ""
-    peaks = facts["measured_peak_bytes"] - facts["predicted_peak_bytes"]
-    # the lower peak may be elsewhere, and then more differs here than the peaks do
-    there = "" if total == peaks else f"; at that place {format_bytes(abs(total))} differ"
-    if sign * named[0].more_at_peak_bytes >= ALL_OF_IT * abs(total):
-        return f"{there}, all of it in {_said(named[0])}"
-    shares = [f"{format_bytes(abs(row.more_at_peak_bytes))} in {_said(row)}" for row in named]
-    return f"{there}: " + ", ".join(shares)
-
-
-def _said(row: ComparedBlocks) -> str:
-    return f"{row.name} ({row.difference})"
-
+# The comparison.
 
 NOBODY = -1  # a block that the other side does not have
 
@@ -352,17 +346,32 @@ def compare_with_trace(
     """
     later = predicted_step(trace, 1)
     measured = measured_step(snapshot.recent, config.accumulation_steps, later)
-    predicted = later if measured.number else predicted_step(trace, 0)
+    predicted = predicted_step(trace, 0) if measured.is_first else later
     both = _Both(measured, predicted)
-    facts = both.facts()
+    live = [side.live_after_births() for side in both.sides]
+    peaks = [int(each.max()) for each in live]
+    higher = 0 if peaks[0] >= peaks[1] else 1
+    at = int(np.searchsorted(both.num_born[higher], int(live[higher].argmax())))
+    curves = [each[num] for each, num in zip(live, both.num_born, strict=True)]
+    num_agreeing = 2 * (len(both.pairs.same) + len(both.pairs.moved))
+    count = sum(map(len, both.born))
     return SnapshotComparison(
-        **facts,
-        summary=summary_of(facts),
         path=snapshot.path,
         device=device,
         workload_name=workload_name,
         config=config,
+        rows=both.rows(at),
+        measured_peak_bytes=peaks[0],
+        predicted_peak_bytes=peaks[1],
+        measured_peak_phase=both.phase_after(0, int(live[0].argmax())),
+        predicted_peak_phase=both.phase_after(1, int(live[1].argmax())),
+        measured_at_peak_bytes=int(curves[0][at]),
+        predicted_at_peak_bytes=int(curves[1][at]),
+        matched_fraction=num_agreeing / count if count else 1.0,
         found_by=measured.found_by,
+        measured=curves[0],
+        predicted=curves[1],
+        phase=both.phase_of_places(),
         notes=tuple(_notes(measured)),
     )
 
@@ -371,10 +380,10 @@ def _notes(measured: StepBlocks) -> Iterator[str]:
     if measured.found_by == SIZES_ALONE:
         yield ("Nothing in the snapshot marks the steps, so the last whole step was found by the "
                "sizes of its allocations.")  # fmt: skip
-    if (measured.phase == UNKNOWN_PHASE).all():
+    if (measured.blocks.phase == UNKNOWN_PHASE).all():
         yield ("No stack was recorded, so allocations are aligned by size and order alone. "
                'Recorded with context="all", their lines and phases count too.')  # fmt: skip
-    if not measured.number:
+    if measured.is_first:
         yield ("The only whole step is the first one of the training, which makes the state of "
                "the optimizer; it is compared with the predicted first step.")  # fmt: skip
 
@@ -383,129 +392,91 @@ class _Both:
     """Two steps that are aligned.
 
     Attributes:
-        items: for each block of either side its index in the snapshot and in the prediction,
-            -1 where it has none, and in what it differs.
-        ends: int64, (blocks,), for each side: how many common allocations come before each free.
+        sides: the step of the snapshot, and that of the prediction.
+        born: the blocks that each side allocates.
+        pairs: which of those are one.
         num_born: int64, (2, places), allocations of each side up to each place in the step.
     """
 
     def __init__(self, measured: StepBlocks, predicted: StepBlocks) -> None:
         self.sides = measured, predicted
         born = self.born = measured.born, predicted.born
-        phases = measured.phase[born[0]], predicted.phase[born[1]]
-        self.pairs = align((measured.size[born[0]], predicted.size[born[1]]), phases)
-        self.phases = filled(phases, self.pairs.same), phases[1]
+        a, b = measured.blocks[born[0]], predicted.blocks[born[1]]
+        self.pairs = align(a, b)
         same = self.pairs.same
-        self.ends = _ends(measured, born[0][same[:, 0]]), _ends(predicted, born[1][same[:, 1]])
-        self.items = [*self._of_step(self.pairs), *self._standing()]
-        self.num_born = _places(self.pairs.same, len(born[0]), len(born[1]))
+        self._phases = filled(a, b, same), b.phase
+        # of each block, how many of the common allocations come before it is freed
+        self._ends = [np.searchsorted(each.birth[same[:, k]], side.blocks.death)
+                      for k, (each, side) in enumerate(zip((a, b), self.sides, strict=True))
+                      ]  # fmt: skip
+        self.num_born = _places(same, len(a), len(b))
 
-    def facts(self) -> dict[str, Any]:
-        """Return what the comparison found, by the names of its fields."""
-        live = [side.live_after_births() for side in self.sides]
-        peaks = [int(each.max()) for each in live]
-        higher = 0 if peaks[0] >= peaks[1] else 1
-        at = int(np.searchsorted(self.num_born[higher], int(live[higher].argmax())))
-        curves = [each[num] for each, num in zip(live, self.num_born, strict=True)]
-        num_agreeing = 2 * (len(self.pairs.same) + len(self.pairs.moved))
-        count = sum(map(len, self.born))
-        return {
-            "rows": self._rows(at),
-            "measured_peak_bytes": peaks[0],
-            "predicted_peak_bytes": peaks[1],
-            "measured_peak_phase": self._phase_of(0, int(live[0].argmax())),
-            "predicted_peak_phase": self._phase_of(1, int(live[1].argmax())),
-            "measured_at_peak_bytes": int(curves[0][at]),
-            "predicted_at_peak_bytes": int(curves[1][at]),
-            "matched_fraction": num_agreeing / count if count else 1.0,
-            "measured": curves[0],
-            "predicted": curves[1],
-            "phase": self._phase_of_places(),
-        }
+    def rows(self, at: int) -> tuple[ComparedBlocks, ...]:
+        """Return what differs, with the bytes that are live at a place in the step."""
+        live = [side.is_live(int(num[at]))
+                for side, num in zip(self.sides, self.num_born, strict=True)]  # fmt: skip
+        found = []
+        for one, other, difference in (*self._of_step(), *self._standing()):
+            counts = []
+            for k, block in enumerate((one, other)):
+                size = int(self.sides[k].blocks.size_bytes[block]) if block != NOBODY else 0
+                is_live = block != NOBODY and bool(live[k][block])
+                counts.append((int(block != NOBODY), size, size * is_live))
+            texts = self._texts(one, other, difference)
+            found.append((texts, tuple(chain.from_iterable(zip(*counts, strict=True)))))
+        return merged(found)
 
-    def _of_step(self, pairs: Pairs) -> Iterator[tuple[int, int, Difference]]:
-        """Yield the blocks that the step allocates."""
-        found = ((pairs.same, None), (pairs.moved, Difference.MOVED),
-                 (pairs.resized, Difference.RESIZED))  # fmt: skip
+    def _of_step(self) -> Iterator[tuple[int, int, Difference]]:
+        """Yield the blocks that the step allocates: of each side the index, and the difference."""
+        found = ((self.pairs.same, None), (self.pairs.moved, Difference.MOVED),
+                 (self.pairs.resized, Difference.RESIZED))  # fmt: skip
         for those, difference in found:
             for i, j in those.tolist():
                 one, other = int(self.born[0][i]), int(self.born[1][j])
                 yield one, other, difference or self._freed(one, other)
-        every = np.concatenate([those for those, _ in found])
-        for i in np.setdiff1d(np.arange(len(self.born[0])), every[:, 0]).tolist():
-            yield int(self.born[0][i]), NOBODY, Difference.NOT_PREDICTED
-        for j in np.setdiff1d(np.arange(len(self.born[1])), every[:, 1]).tolist():
-            yield NOBODY, int(self.born[1][j]), Difference.NOT_MEASURED
+        every = np.concatenate(self.pairs)
+        for one in np.delete(self.born[0], every[:, 0]).tolist():
+            yield one, NOBODY, Difference.NOT_PREDICTED
+        for other in np.delete(self.born[1], every[:, 1]).tolist():
+            yield NOBODY, other, Difference.NOT_MEASURED
 
     def _standing(self) -> Iterator[tuple[int, int, Difference]]:
         """Yield the blocks that were there before the step, which have a size and no order."""
-        measured, predicted = self.sides
-        left = measured.standing.tolist(), predicted.standing.tolist()
+        facts: list[list[tuple[Any, ...]]] = []
+        for side, ends in zip(self.sides, self._ends, strict=True):
+            categories = [name.category for name in side.names]
+            facts.append(list(zip(side.blocks.size_bytes.tolist(), ends.tolist(), categories,
+                                  strict=True)))  # fmt: skip
+        old = [np.flatnonzero(side.blocks.birth < 0).tolist() for side in self.sides]
+        left = old[0], old[1]
         # of several blocks of one size, those that live as long and are of one category first
-        for keys in (("size", "end", "category"), ("size", "end"), ("size",)):
-            waiting: dict[Any, deque[int]] = {}
-            for j in left[1]:
-                waiting.setdefault(self._key(1, j, keys), deque()).append(j)
-            rest = []
-            for i in left[0]:
-                others = waiting.get(self._key(0, i, keys))
-                if others:
-                    other = others.popleft()
-                    yield i, other, self._freed(i, other)
-                else:
-                    rest.append(i)
-            left = rest, [j for others in waiting.values() for j in others]
-        for i in left[0]:
-            yield i, NOBODY, Difference.NOT_PREDICTED
-        for j in left[1]:
-            yield NOBODY, j, Difference.NOT_MEASURED
-
-    def _key(self, side: int, block: int, keys: Sequence[str]) -> tuple[Any, ...]:
-        blocks = self.sides[side]
-        every = {"size": int(blocks.size[block]), "end": int(self.ends[side][block]),
-                 "category": blocks.names[block].category}  # fmt: skip
-        return tuple(every[key] for key in keys)
+        for width in (3, 2, 1):
+            keys = [[fact[:width] for fact in side] for side in facts]
+            found, left = paired((keys[0], keys[1]), left)
+            for one, other in found:
+                yield one, other, self._freed(one, other)
+        for one in left[0]:
+            yield one, NOBODY, Difference.NOT_PREDICTED
+        for other in left[1]:
+            yield NOBODY, other, Difference.NOT_MEASURED
 
     def _freed(self, measured: int, predicted: int) -> Difference:
-        ends = self.ends[0][measured], self.ends[1][predicted]
+        ends = self._ends[0][measured], self._ends[1][predicted]
         if ends[0] == ends[1]:
             return Difference.NONE
         return Difference.FREED_LATER if ends[0] > ends[1] else Difference.FREED_EARLIER
 
-    def _rows(self, at: int) -> tuple[ComparedBlocks, ...]:
-        live = [side.is_live(int(num[at])) for side, num in zip(self.sides, self.num_born,
-                                                                strict=True)]  # fmt: skip
-        return merged([self._row(*item, live) for item in self.items])
-
-    def _row(
-        self, i: int, j: int, difference: Difference, live: list[npt.NDArray[np.bool_]]
-    ) -> ComparedBlocks:
-        measured, predicted = self.sides
-        name = predicted.names[j] if j != NOBODY else measured.names[i]
-        is_old = (predicted.birth[j] if j != NOBODY else measured.birth[i]) < 0
-        phase, place = BEFORE, name.place
-        if not is_old:
-            side, block = (1, j) if j != NOBODY else (0, i)
-            order = int(np.searchsorted(self.born[side], block))
-            phase = _phase_name(int(self.phases[side][order]))
-            place = place or (self._beside(order) if j == NOBODY else "")
-        is_alike = is_old and not difference
-        sizes = (int(measured.size[i]) if i != NOBODY else 0,
-                 int(predicted.size[j]) if j != NOBODY else 0)  # fmt: skip
-        return ComparedBlocks(
-            phase=phase,
-            operator="" if is_old else name.operator,
-            module="" if is_alike else name.module,
-            category=name.category,
-            place=place,
-            difference=difference,
-            num_measured=int(i != NOBODY),
-            num_predicted=int(j != NOBODY),
-            measured_bytes=sizes[0],
-            predicted_bytes=sizes[1],
-            measured_at_peak_bytes=sizes[0] if i != NOBODY and live[0][i] else 0,
-            predicted_at_peak_bytes=sizes[1] if j != NOBODY and live[1][j] else 0,
-        )
+    def _texts(self, one: int, other: int, difference: Difference) -> Texts:
+        """Return what a row says of a block: what is predicted, or else what the snapshot shows."""
+        side, block = (0, one) if other == NOBODY else (1, other)
+        name = self.sides[side].names[block]
+        if self.sides[side].blocks.birth[block] < 0:
+            module = name.module if difference else ""
+            return BEFORE, "", module, name.category, name.place, difference
+        order = int(np.searchsorted(self.born[side], block))
+        phase = _phase_name(int(self._phases[side][order]))
+        place = name.place or (self._beside(order) if other == NOBODY else "")
+        return phase, name.operator, name.module, name.category, place, difference
 
     def _beside(self, order: int) -> str:
         """Return the operator of the last common allocation before one of the snapshot."""
@@ -517,21 +488,16 @@ class _Both:
         where = f" of {name.module}" if name.module else ""
         return f"an allocation beside {name.operator}{where}" if name.operator else ""
 
-    def _phase_of(self, side: int, num_born: int) -> str:
-        return _phase_name(int(self.phases[side][num_born - 1])) if num_born else BEFORE
+    def phase_after(self, side: int, num_born: int) -> str:
+        """Return the phase of a side after so many allocations."""
+        return _phase_name(int(self._phases[side][num_born - 1])) if num_born else BEFORE
 
-    def _phase_of_places(self) -> npt.NDArray[np.int8]:
-        """Return the phase of each place, of the newest allocation of either side."""
-        if not len(self.phases[1]):
+    def phase_of_places(self) -> npt.NDArray[np.int8]:
+        """Return the phase of each place, of the newest allocation of the prediction."""
+        if not len(self._phases[1]):
             return np.zeros(self.num_born.shape[1], np.int8)
-        found: npt.NDArray[np.int8] = self.phases[1][np.maximum(self.num_born[1] - 1, 0)]
+        found: npt.NDArray[np.int8] = self._phases[1][np.maximum(self.num_born[1] - 1, 0)]
         return found
-
-
-def _ends(blocks: StepBlocks, common: Ints) -> Ints:
-    """Return for each block how many of the common allocations come before it is freed."""
-    found: Ints = np.searchsorted(blocks.birth[common], blocks.death)
-    return found
 
 
 def _phase_name(phase: int) -> str:
@@ -547,14 +513,12 @@ def _places(same: Ints, num_measured: int, num_predicted: int) -> Ints:
     >>> _places(np.array([[1, 0], [2, 2]]), 3, 3).tolist()
     [[0, 1, 2, 2, 3], [0, 0, 1, 2, 3]]
     """
-    ends = np.r_[same + 1, [[num_measured, num_predicted]]]
     counts: list[tuple[int, int]] = [(0, 0)]
-    for k, (i, j) in enumerate(ends.tolist()):
-        is_common = int(k < len(same))
-        i, j = i - is_common, j - is_common
+    ends = [*same.tolist(), (num_measured, num_predicted)]
+    for k, (i, j) in enumerate(ends):
         begin = counts[-1]
         for step in range(1, max(i - begin[0], j - begin[1]) + 1):
             counts.append((min(begin[0] + step, i), min(begin[1] + step, j)))
-        if is_common:
+        if k < len(same):
             counts.append((i + 1, j + 1))
     return np.array(counts, np.int64).T

@@ -61,15 +61,13 @@ def replay_allocations(story: Sequence[str], *, expandable_segments: bool = Fals
     settings = AllocatorSettings(expandable_segments=expandable_segments)
     numbers: dict[str, int] = {}
     events = [_event(line, numbers) for line in story]
+    held = _replayed(story, events, settings)
     moments = []
-
     for last, line in enumerate(story):
-        now = _replayed(story[: last + 1], events[: last + 1], settings)
-        emptied = _replayed(
-            [*story[: last + 1], EMPTY_CACHE], [*events[: last + 1], (0, 0)], settings
-        )
         # the cache is emptied in a replay of its own, so that the story goes on unchanged
-        allocated, reserved = int(now.allocated_bytes[-1]), int(now.reserved_bytes[-1])
+        lines = [*story[: last + 1], EMPTY_CACHE]
+        emptied = _replayed(lines, [*events[: last + 1], (0, 0)], settings)
+        allocated, reserved = int(held.allocated_bytes[last]), int(held.reserved_bytes[last])
         left = int(emptied.reserved_bytes[-1])
         moments.append(
             Moment(

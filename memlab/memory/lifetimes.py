@@ -118,32 +118,23 @@ class StepMemory:
 
 def step_memory(trace: Trace, step: int) -> StepMemory:
     """Return the live bytes over one step of the trace; its first row is what existed before."""
+    steps, phases, micro_batches = trace.where()
     blocks = _blocks(trace, step)
-    in_step = np.array([i.step == step for i in trace.intervals])[trace.interval]
-    first, last = np.flatnonzero(in_step)[[0, -1]]
     change = np.zeros((len(trace.nbytes), len(CATEGORIES)), np.int64)
     freed = blocks.deaths < len(change)
     change[blocks.births, blocks.columns] = trace.nbytes[blocks.births]
     change[blocks.deaths[freed], blocks.columns[freed]] = trace.nbytes[blocks.deaths[freed]]
-    live = np.cumsum(change, axis=0)
+    first, last = np.flatnonzero(steps == step)[[0, -1]]
     events = np.arange(first - 1, last + 1)
-    phases = np.array([PHASES.index(i.phase) for i in trace.intervals], np.int8)
-    micro_batches = np.array([i.micro_batch for i in trace.intervals], np.int32)
-    interval = trace.interval[events].copy()
-    interval[0] = interval[1]  # the row of what existed before belongs to the first phase
+    shown = np.maximum(events, first)  # what existed before belongs to the first phase
     operator = trace.operator[events] - trace.operator[events[0]]
-
-    return StepMemory(
-        timeline=Timeline(
-            bytes_by_category=live[events],
-            phase=phases[interval],
-            micro_batch=micro_batches[interval],
-            operator=operator.astype(np.int32),
-        ),
-        events=events,
-        trace=trace,
-        blocks=blocks,
+    timeline = Timeline(
+        bytes_by_category=np.cumsum(change, axis=0)[events],
+        phase=phases[shown].astype(np.int8),
+        micro_batch=micro_batches[shown].astype(np.int32),
+        operator=operator.astype(np.int32),
     )
+    return StepMemory(timeline=timeline, events=events, trace=trace, blocks=blocks)
 
 
 def growth_notes(trace: Trace, step: int) -> list[str]:
@@ -152,7 +143,7 @@ def growth_notes(trace: Trace, step: int) -> list[str]:
     That is so of a memory of earlier batches that is not full yet, and of every leak.
     """
     held = np.cumsum(trace.nbytes)
-    steps = np.array([i.step for i in trace.intervals])[trace.interval]
+    steps, _, _ = trace.where()
     before, after = (int(held[np.flatnonzero(steps == s)[-1]]) for s in (step - 1, step))
     if after - before < LEAST_GROWTH * held[steps == step].max():
         return []
@@ -164,9 +155,9 @@ def growth_notes(trace: Trace, step: int) -> list[str]:
 
 def build_peak_bytes(trace: Trace) -> int:
     """Return the most bytes that were allocated while the model was built."""
-    is_build = np.array([i.step < 0 and i.phase is Phase.BUILD for i in trace.intervals])
-    of_build = is_build[trace.interval]
-    of_build[_events_of_steps(trace)[0] :] = False
+    steps, phases, _ = trace.where()
+    of_build = (steps < 0) & (phases == PHASES.index(Phase.BUILD))
+    of_build[np.flatnonzero(steps >= 0)[0] :] = False
     return int(np.cumsum(trace.nbytes)[of_build].max(initial=0))
 
 
@@ -197,31 +188,25 @@ def _alike(trace: Trace, category: Category, birth: int) -> tuple[Category, str,
 def _blocks(trace: Trace, step: int) -> Blocks:
     """Return every block with its category, as seen in this step."""
     births, deaths = _births_and_deaths(trace)
-    never = len(trace.nbytes)
-    step_of = np.array([i.step for i in trace.intervals])
-    phase_of = np.array([PHASES.index(i.phase) for i in trace.intervals])
-    same = {interval: index for index, interval in enumerate(trace.intervals)}
-    alike = np.array([same[interval] for interval in trace.intervals])  # two may be equal
+    where = steps, phases, _ = trace.where()
+    born, born_phase = steps[births], phases[births]
+    freed = deaths < len(trace.nbytes)
+    died = np.where(freed, deaths, births)
+    in_one_interval = (where[:, died] == where[:, births]).all(axis=0)
 
-    born = trace.interval[births]
-    freed = deaths < never
-    died = trace.interval[np.where(freed, deaths, births)]
-    outlived_its_step = ~freed | (step_of[died] != step_of[born])
-    optimizer = phase_of[born] == PHASES.index(Phase.OPTIMIZER)
-    forward = phase_of[born] == PHASES.index(Phase.FORWARD)
-    has_ended = any(i.step == step and i.phase is Phase.OPTIMIZER for i in trace.intervals)
-    is_earlier = (step_of[born] < step) | (has_ended & forward & (step_of[born] == step))
-    left_behind = is_earlier & outlived_its_step & ~optimizer
-    first = np.flatnonzero(step_of[trace.interval] == step)[0]
-    _, last = _events_of_steps(trace)
+    optimizer, forward = (born_phase == PHASES.index(p) for p in (Phase.OPTIMIZER, Phase.FORWARD))
+    has_ended = ((steps == step) & (phases == PHASES.index(Phase.OPTIMIZER))).any()
+    is_earlier = (born < step) | (has_ended & forward & (born == step))
+    left_behind = is_earlier & (~freed | (steps[died] != born)) & ~optimizer
+    first, last = np.flatnonzero(steps == step)[0], np.flatnonzero(steps >= 0)[-1]
     existed_before = (births < first) & (deaths >= first)
     is_kept = existed_before & (deaths > last) & np.isin(trace.address[births], list(trace.states))
     is_parameter = existed_before & np.isin(trace.address[births], list(trace.parameters))
 
     born_as = np.array([COLUMN[BORN_AS.get(phase, Category.BUFFERS)] for phase in PHASES])
-    columns = born_as[phase_of[born]]
+    columns = born_as[born_phase]
     columns[left_behind & (columns != COLUMN[Category.INPUTS])] = COLUMN[Category.BUFFERS]
-    columns[freed & (alike[died] == alike[born])] = COLUMN[Category.TEMPORARIES]
+    columns[freed & in_one_interval] = COLUMN[Category.TEMPORARIES]
     columns[is_kept] = COLUMN[Category.OPTIMIZER_STATE]
     columns[is_parameter] = COLUMN[Category.PARAMETERS]
     return Blocks(births=births, deaths=deaths, columns=columns)
@@ -242,10 +227,3 @@ def _births_and_deaths(
     births, deaths = order[at], np.where(freed, order[after], len(order))
     in_time = np.argsort(births)
     return births[in_time], deaths[in_time]
-
-
-def _events_of_steps(trace: Trace) -> tuple[int, int]:
-    """Return the first and the last event of all steps."""
-    is_step = np.array([i.step >= 0 for i in trace.intervals])[trace.interval]
-    first, last = np.flatnonzero(is_step)[[0, -1]]
-    return int(first), int(last)

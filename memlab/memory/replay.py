@@ -342,38 +342,76 @@ class Reserved:
         """The most bytes allocated in the whole replay."""
         return int(self.allocated_bytes.max(initial=0))
 
-    def since(self, event: int) -> Reserved:
-        """Return the replay from this event on; its peaks are those after a reset of statistics.
 
-        If the first event is a free, it counts as done before the reset.
+class Piece(NamedTuple):
+    """Some of the allocations and frees of a run; the fields are arguments of `replay`."""
 
-        >>> Reserved(reserved_bytes=np.array([9, 9, 4]), allocated_bytes=np.array([9, 0, 4]),
-        ...          out_of_memory_at=None, num_flushes=1).since(2).peak_reserved_bytes
-        4
-        """
-        late = self.out_of_memory_at
-        return Reserved(
-            reserved_bytes=self.reserved_bytes[event:],
-            allocated_bytes=self.allocated_bytes[event:],
-            out_of_memory_at=None if late is None else max(late - event, 0),
-            num_flushes=self.num_flushes,
-        )
+    address: npt.NDArray[np.int64]
+    nbytes: npt.NDArray[np.int64]
+    stream: npt.NDArray[np.int32] | None = None
 
 
 class _Allocator:
-    """The pools of all streams, two for each, under one limit."""
+    """The pools of all streams, two for each, under one limit, and the blocks that are in use."""
 
-    __slots__ = ("_is_expandable", "_limit", "_pools", "num_flushes", "reserved")
+    __slots__ = ("_is_expandable", "_limit", "_live", "_pools", "num_flushes", "reserved")
 
     def __init__(self, settings: AllocatorSettings) -> None:
         self._is_expandable = settings.expandable_segments
         self._pools: dict[tuple[int, bool], SegmentPool] = {}  # by stream, and whether it is small
+        self._live: dict[int, _Block] = {}  # by address
         limit = settings.limit_bytes
         self._limit = UNLIMITED if limit is None else limit // BLOCK_BYTES
         self.num_flushes = 0
         self.reserved = 0  # in all pools, in blocks of 512 B
 
-    def allocate(self, size: int, stream: int) -> tuple[SegmentPool, int, int] | None:
+    def run(
+        self, piece: Piece, flush_before: frozenset[int] = frozenset()
+    ) -> tuple[list[int], list[int], int | None]:
+        """Return reserved and allocated after each event, and the event that was out of memory."""
+        sizes = (np.sign(piece.nbytes) * round_block(np.abs(piece.nbytes)) // BLOCK_BYTES).tolist()
+        streams = [0] * len(sizes) if piece.stream is None else piece.stream.tolist()
+        live = self._live
+        in_use = sum(block[2] for block in live.values())
+        held = self.reserved
+        reserved: list[int] = []
+        allocated: list[int] = []
+
+        for event, (address, size) in enumerate(zip(piece.address.tolist(), sizes, strict=True)):
+            if event in flush_before:
+                self.flush()
+                held = self.reserved
+
+            if size > 0:
+                if address in live:
+                    raise _misuse(
+                        event, address, "allocated while it is in use", "free it before that"
+                    )
+                block = self._allocate(size, streams[event])
+                held = self.reserved
+                # the program would end here, so both counts keep their last values
+                if block is None:
+                    left = len(sizes) - event
+                    return reserved + [held] * left, allocated + [in_use] * left, event
+
+                # the block may be larger than the request, if the rest is too small to split off
+                live[address] = block
+                in_use += block[2]
+            elif size < 0:
+                if address not in live:
+                    raise _misuse(
+                        event, address, "freed while it is not in use", "allocate it before that"
+                    )
+                pool, start, whole = live.pop(address)
+                pool.give(start, whole)
+                in_use -= whole
+
+            reserved.append(held)
+            allocated.append(in_use)
+
+        return reserved, allocated, None
+
+    def _allocate(self, size: int, stream: int) -> _Block | None:
         """Return pool, start and size of a new block; None if out of memory."""
         key = stream, size <= SMALL_REQUEST
         pool = self._pools.get(key)
@@ -446,31 +484,15 @@ def replay(
         )
 
     allocator = _Allocator(AllocatorSettings() if settings is None else settings)
-    rounded = np.sign(nbytes) * round_block(np.abs(nbytes)) // BLOCK_BYTES
-    streams = [0] * len(address) if stream is None else stream.tolist()
-    reserved, allocated, failed = _run(
-        allocator,
-        np.asarray(address).tolist(),
-        rounded.tolist(),
-        streams,
-        frozenset(flush_before),
-        {},
+    reserved, allocated, failed = allocator.run(
+        Piece(np.asarray(address), np.asarray(nbytes), stream), frozenset(flush_before)
     )
-
     return Reserved(
         reserved_bytes=np.array(reserved, np.int64) * BLOCK_BYTES,
         allocated_bytes=np.array(allocated, np.int64) * BLOCK_BYTES,
         out_of_memory_at=failed,
         num_flushes=allocator.num_flushes,
     )
-
-
-class Piece(NamedTuple):
-    """Some of the allocations and frees of a run; the fields are arguments of `replay`."""
-
-    address: npt.NDArray[np.int64]
-    nbytes: npt.NDArray[np.int64]
-    stream: npt.NDArray[np.int32] | None = None
 
 
 def replay_in_turn(pieces: Iterable[Piece], settings: AllocatorSettings) -> list[int]:
@@ -482,11 +504,9 @@ def replay_in_turn(pieces: Iterable[Piece], settings: AllocatorSettings) -> list
     >>> replay_in_turn(pieces, AllocatorSettings())  # the cached 20 MiB are too small for 30
     [20971520, 52428800]
     """
-    allocator, live, reserved = _Allocator(settings), dict[int, _Block](), []
-    for address, nbytes, stream in pieces:
-        rounded = np.sign(nbytes) * round_block(np.abs(nbytes)) // BLOCK_BYTES
-        streams = [0] * len(address) if stream is None else stream.tolist()
-        _run(allocator, address.tolist(), rounded.tolist(), streams, frozenset(), live)
+    allocator, reserved = _Allocator(settings), []
+    for piece in pieces:
+        allocator.run(piece)
         reserved.append(allocator.reserved * BLOCK_BYTES)
     return reserved
 
@@ -546,58 +566,6 @@ def least_limit(
             low = limit
         limit = (low + high) // 2
     return high
-
-
-def _run(
-    allocator: _Allocator,
-    addresses: list[int],
-    sizes: list[int],
-    streams: list[int],
-    flush_before: frozenset[int],
-    live: dict[int, _Block],
-) -> tuple[list[int], list[int], int | None]:
-    """Return reserved and allocated after each event, and the event that was out of memory.
-
-    What is in use by address is in `live`, before and after.
-    """
-    in_use = sum(block[2] for block in live.values())
-    held = allocator.reserved
-    reserved: list[int] = []
-    allocated: list[int] = []
-
-    for event, (address, size) in enumerate(zip(addresses, sizes, strict=True)):
-        if event in flush_before:
-            allocator.flush()
-            held = allocator.reserved
-
-        if size > 0:
-            if address in live:
-                raise _misuse(event, address, "allocated while it is in use", "free it before that")
-
-            block = allocator.allocate(size, streams[event])
-            held = allocator.reserved
-            # the program would end here, so both counts keep their last values
-            if block is None:
-                left = len(sizes) - event
-                return reserved + [held] * left, allocated + [in_use] * left, event
-
-            # the block may be larger than the request, if the rest is too small to split off
-            live[address] = block
-            in_use += block[2]
-        elif size < 0:
-            if address not in live:
-                raise _misuse(
-                    event, address, "freed while it is not in use", "allocate it before that"
-                )
-
-            pool, start, whole = live.pop(address)
-            pool.give(start, whole)
-            in_use -= whole
-
-        reserved.append(held)
-        allocated.append(in_use)
-
-    return reserved, allocated, None
 
 
 def _misuse(event: int, address: int, what: str, remedy: str) -> ConfigError:

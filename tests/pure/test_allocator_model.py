@@ -13,7 +13,6 @@ from memlab.memory.replay import (
     LARGE_SEGMENT,
     AllocatorSettings,
     ExpandablePool,
-    Reserved,
     SegmentPool,
     replay,
     round_block,
@@ -276,15 +275,3 @@ def test_blocks_never_overlap_and_are_taken_from_what_was_reserved(steps, kind):
         pool.give(*block)
     pool.flush()
     assert pool.reserved == 0
-
-
-def test_the_part_after_an_event_keeps_its_own_peaks_and_failure():
-    whole = Reserved(
-        reserved_bytes=np.array([8, 8, 2, 4]),
-        allocated_bytes=np.array([5, 7, 1, 3]),
-        out_of_memory_at=3,
-        num_flushes=2,
-    )
-    part = whole.since(2)
-    assert (part.peak_reserved_bytes, part.peak_allocated_bytes) == (4, 3)
-    assert part.out_of_memory_at == 1

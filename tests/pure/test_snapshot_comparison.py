@@ -14,6 +14,7 @@ from memlab import plots
 from memlab._util.units import MIB
 from memlab.integrations import snapshot_alignment
 from memlab.integrations.snapshot_alignment import align
+from memlab.integrations.snapshot_blocks import BLOCK
 from memlab.integrations.snapshot_comparison import BEFORE, Difference, compare_with_trace
 from memlab.trace import Phase
 from tests.comparison_parts import Event, repeated, snapshot_of, story, trace_of
@@ -275,10 +276,9 @@ def test_a_snapshot_without_events_and_a_cpu_are_refused(tmp_path):
 
 def test_steps_too_long_and_too_different_are_refused(monkeypatch):
     monkeypatch.setattr(snapshot_alignment, "MOST_CELLS", 8)
-    sizes = np.array([1, 2, 3]) * 512, np.array([4, 5, 6]) * 512
-    none = np.full(3, -1, np.int8)
+    sides = [blocks([(512 * size, -1) for size in sizes]) for sizes in ((1, 2, 3), (4, 5, 6))]
     with pytest.raises(memlab.MemlabError, match="has 3 allocations and the predicted one 3"):
-        align(sizes, (none, none))
+        align(*sides)
 
 
 CHANGES = st.lists(
@@ -382,6 +382,13 @@ def test_the_picture_has_any_size(compared, size):
 # alignment
 
 
+def blocks(pairs):
+    """Return blocks of these sizes and phases."""
+    made = np.zeros(len(pairs), BLOCK).view(np.recarray)
+    made.size_bytes, made.phase = np.array(pairs, np.int64).reshape(-1, 2).T
+    return made
+
+
 def points_of(size, phases):
     return int(size // 512).bit_length() * (1 + (phases[0] == phases[1] != -1))
 
@@ -408,15 +415,16 @@ BLOCKS = st.lists(st.tuples(st.integers(1, 5).map(lambda n: 512 * n**3), st.inte
 @settings(max_examples=150, deadline=None)
 @given(BLOCKS, BLOCKS, st.sampled_from([1, 2**20]))
 def test_any_alignment_is_in_order_whole_and_heaviest(a, b, cells):
-    sizes = tuple(np.array([size for size, _ in side], np.int64) for side in (a, b))
-    phases = tuple(np.array([phase for _, phase in side], np.int8) for side in (a, b))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(snapshot_alignment, "DIRECT_CELLS", cells)
-        pairs = align(sizes, phases)
-        middle = []
-        sides = [snapshot_alignment._Side(*side) for side in zip(sizes, phases, strict=True)]
-        snapshot_alignment._heaviest(*sides, (0, 0), middle)
-    assert sum(points_of(a[i][0], (a[i][1], b[j][1])) for i, j in middle) == heaviest(a, b)
+        pairs = align(blocks(a), blocks(b))
+        # blocks that only one side has, so that nothing is paired as an equal beginning or end
+        ends = [blocks([(512 * size, -1), *side, (512 * (size + 1), -1)])
+                for size, side in ((3, a), (9, b))]  # fmt: skip
+        middle = align(*ends).same.tolist()
+    assert sum(points_of(a[i - 1][0], (a[i - 1][1], b[j - 1][1])) for i, j in middle) == (
+        heaviest(a, b)
+    )
     assert (np.diff(pairs.same, axis=0) > 0).all()
     for side in (0, 1):
         used = np.concatenate([pairs.same, pairs.moved, pairs.resized])[:, side]
