@@ -13,8 +13,7 @@ b'PNG'
 """
 
 from memlab.figures.look import CATEGORY_COLORS, CATEGORY_LABELS, placeholder, to_png, to_svg
-from memlab.figures.peak import peak_bar, peak_map
-from memlab.figures.ranks import rank_peaks, rank_timelines
+from memlab.figures.peak import peak_bar, peak_map, rank_peaks, rank_timelines
 from memlab.figures.runs import heat_map, memory_against_time, scaling, step_times, varying_fields
 from memlab.figures.searches import cost_changes, lengths, recommendations, run, waterfall
 from memlab.figures.snapshots import (

@@ -23,9 +23,15 @@ from memlab._panel.texts import NOT_DRAWN, error_text
 from memlab._util.tables import columns_table
 from memlab._util.units import format_bytes
 from memlab.config import StepConfig
-from memlab.figures.look import CATEGORY_COLORS, CATEGORY_LABELS, axes_box, category_names
-from memlab.figures.peak import PeakReading, peak_readings
-from memlab.figures.ranks import ALONE, RankBar, drawn_ranks, rank_bars
+from memlab.figures.look import (
+    CATEGORY_COLORS,
+    CATEGORY_LABELS,
+    Box,
+    Size,
+    axes_box,
+    category_names,
+)
+from memlab.figures.peak import ALONE, PeakReading, RankBar, drawn_ranks, peak_readings, rank_bars
 from memlab.figures.runs import repeats_in_words
 from memlab.figures.timeline import PARTS, Reading, readings
 from memlab.result import StepResult, format_percent
@@ -59,16 +65,18 @@ class Grid:
     @property
     def missing(self) -> tuple[str, ...]:
         """Those of the two settings of which another value must be run."""
-        return tuple(
-            field
-            for field in (self.rows, self.columns)
-            if len({_value(run.result, field) for run in self.runs}) < FEWEST_VALUES
-        )
+        numbers = {field: {_value(run.result, field) for run in self.runs} for field in self.fields}
+        return tuple(field for field in self.fields if len(numbers[field]) < FEWEST_VALUES)
+
+    @property
+    def fields(self) -> tuple[str, str]:
+        """The two settings."""
+        return self.rows, self.columns
 
     @property
     def num_cells(self) -> int:
         """How many pairs of values were run."""
-        return len({_cell(run, (self.rows, self.columns)) for run in self.runs})
+        return len({_cell(run, self.fields) for run in self.runs})
 
 
 def grid(runs: Sequence[Run]) -> Grid:
@@ -76,14 +84,12 @@ def grid(runs: Sequence[Run]) -> Grid:
 
     In a tie they are those that vary most.
     """
-    shown = runs[-1]
     fields = plots.varying_fields([run.result for run in runs])
     fields += [field for field in COUNTS if field not in fields]
-    # budgets are compared within one engine
-    pairs = itertools.combinations([field for field in fields if field != "budget_engine"], 2)
+    fields = [field for field in fields if field != "budget_engine"]  # compared within one engine
     grids = [
-        Grid(rows=a, columns=b, runs=tuple(run for run in runs if _agree(run, shown, (a, b))))
-        for a, b in pairs
+        Grid(rows=a, columns=b, runs=tuple(run for run in runs if _agree(run, runs[-1], (a, b))))
+        for a, b in itertools.combinations(fields, 2)
     ]
     return max(grids, key=lambda one: (-len(one.missing), one.num_cells))
 
@@ -142,6 +148,16 @@ def _cell(run: Run, names: Sequence[str]) -> tuple[Any, ...]:
     return tuple(_value(run.result, name) for name in names)
 
 
+def framed(size: Size, content: str, kind: str = "") -> str:
+    """Return a picture, or a text in its place, in a box of the picture's shape."""
+    shape = f"aspect-ratio: {size[0]} / {size[1]}"
+    return f'<div class="memlab-figure {kind}" style="{shape}">{content}</div>'
+
+
+def _said(error: Exception) -> str:
+    return f"<p>{html.escape(f'{NOT_DRAWN}: {error_text(error)}')}</p>"
+
+
 # `RankPane`: what each rank holds, at its peak or over a step, while a person has opened it.
 
 SIZE = (6.0, 2.8)  # inches
@@ -158,9 +174,8 @@ class RankPane:
     """
 
     def __init__(self) -> None:
-        self._picture, self._sent = widgets.HTML(_framed(f"<p>{ALONE}</p>")), widgets.HTML()
-        self._picture.add_class("memlab-picture")
-        self._sent.add_class("memlab-sent")
+        self._picture, self._sent = _html("memlab-picture"), _html("memlab-sent")
+        self._picture.value = framed(SIZE, f"<p>{ALONE}</p>")
         self.choice = widgets.Dropdown(options=[AT_PEAK, OVER_STEP], description="Show")
         self.choice.tooltip = "the peaks beside each other, or how the memory goes in each rank"
         self.box = widgets.Box([widgets.VBox([self.choice, self._picture]), self._sent])
@@ -185,17 +200,17 @@ class RankPane:
         ranks = [] if result is None else drawn_ranks(result)
         self._offer([AT_PEAK, OVER_STEP, *(bar.label for bar in ranks)])
         self._drawn = result, self.choice.value
-        if result is None:
-            self._picture.value, self._sent.value = _framed(f"<p>{ALONE}</p>"), ""
-            return
-        self._sent.value = sent_html(result)
+        self._sent.value = "" if result is None else sent_html(result)
+        content = f"<p>{ALONE}</p>"
         try:
-            figure, label = _picture_of(result, self.choice.value, ranks)
-            self._picture.value = _framed(plots.to_svg(figure, label=label))
+            if result is not None:
+                figure, label = _picture_of(result, self.choice.value, ranks)
+                content = plots.to_svg(figure, label=label)
         except Exception as error:
-            said = html.escape(f"{NOT_DRAWN}: {error_text(error)}")
-            self._picture.value = _framed(f"<p>{said}</p>")
+            content = _said(error)
             raise
+        finally:
+            self._picture.value = framed(SIZE, content)
 
     def _offer(self, options: list[str]) -> None:
         """Offer other ranks; one that is chosen and there is no more gives way to the peaks."""
@@ -213,36 +228,29 @@ class RankPane:
 def _picture_of(result: StepResult, choice: str, ranks: Sequence[RankBar]) -> tuple["Figure", str]:
     """Return what a person has chosen to see, and what a screen reader says of it."""
     if choice == AT_PEAK:
-        said = "; ".join(map(str, rank_bars(result)))
-        label = f"peak of each rank by category: {said}" if said else ALONE
-        return plots.rank_peaks(result, size=SIZE), label
-
-    if choice == OVER_STEP:
-        said = "; ".join(f"{bar.label} up to {format_bytes(bar.peak_bytes)}" for bar in ranks)
-        label = f"memory through one step in each rank: {said}" if said else ALONE
-        return plots.rank_timelines(result, size=SIZE), label
-
-    chosen = next(bar for bar in ranks if bar.label == choice)
-    label = f"memory through one step in {chosen}"
-    return plots.timeline(chosen.result, size=SIZE), label
+        of_all, said = "peak of each rank by category", [str(bar) for bar in rank_bars(result)]
+        figure = plots.rank_peaks(result, size=SIZE)
+    elif choice == OVER_STEP:
+        of_all = "memory through one step in each rank"
+        said = [f"{bar.label} up to {format_bytes(bar.peak_bytes)}" for bar in ranks]
+        figure = plots.rank_timelines(result, size=SIZE)
+    else:
+        chosen = next(bar for bar in ranks if bar.label == choice)
+        return plots.timeline(chosen.result, size=SIZE), f"memory through one step in {chosen}"
+    return figure, f"{of_all}: {'; '.join(said)}" if said else ALONE
 
 
 def sent_html(result: StepResult) -> str:
     """Return what a rank sends in a step, by collective, as HTML; "" if nothing is known."""
-    rows: list[tuple[Any, ...]] = [
+    if not result.communication:
+        return ""
+    rows = [
         (each.collective, each.num_ranks, each.num_calls, format_bytes(each.sent_bytes))
         for each in result.communication
     ]
-    if not rows:
-        return ""
     total = format_bytes(sum(each.sent_bytes for each in result.communication))
     caption = f"A rank sends {total} a step, {result.source}, if all goes round a ring."
     return f"<p>{html.escape(caption)}</p>{columns_table(HEADS, rows)}"
-
-
-def _framed(content: str) -> str:
-    shape = f"aspect-ratio: {SIZE[0]} / {SIZE[1]}"
-    return f'<div class="memlab-figure" style="{shape}">{content}</div>'
 
 
 # The readout of a picture: what is held where a person points, and what would lower it.
@@ -253,14 +261,15 @@ def _framed(content: str) -> str:
 # a kernel, offline, and wherever HTML is shown.
 
 MOST_CATEGORIES, MOST_SETTINGS = 5, 3
-MOMENTS = "moments of the step; arrow keys move through them"
-PARTS_OF_PEAK = "parts of the peak; arrow keys move through them"
+READOUTS = {
+    "timeline": ("moment", "moments of the step; arrow keys move through them"),
+    "peak": ("part", "parts of the peak; arrow keys move through them"),
+}
+"""What a spot of a picture is, for the style, and what a screen reader says of them all."""
 
 # what does not change in a step, such as the parameters, is in each of its moments
 _size = functools.lru_cache(1024)(format_bytes)
 
-Box = tuple[float, float, float, float]
-"""Left, top, width and height, as fractions of the picture."""
 Lowering = Mapping[Category, str]
 """For each category, a line about the settings that would free some of it."""
 
@@ -296,8 +305,7 @@ def _moment(reading: Reading, lower: Mapping[Category, str], names: Mapping[Cate
     said = ", ".join(part for part in (reading.when, reading.where) if part)
     title = f"{format_bytes(reading.nbytes)}{', the peak' if reading.is_peak else ''}"
     rows = "".join(
-        f'<i style="background:{CATEGORY_COLORS[category]}"></i>'
-        f"{names[category]} <b>{_size(nbytes)}</b> "
+        f"{_dot(CATEGORY_COLORS[category])}{names[category]} <b>{_size(nbytes)}</b> "
         f"<em>{format_percent(nbytes / reading.nbytes)}</em><br>"
         for category, nbytes in reading.by_category[:MOST_CATEGORIES]
     )
@@ -317,13 +325,13 @@ def _part(reading: PeakReading, lowering: Lowering) -> Spot:
     places = [f"{place} {format_bytes(nbytes)}" for place, nbytes in reading.places]
     line = lowering.get(reading.category, "") if reading.category else ""
     rows = "".join(f"{html.escape(place)}<br>" for place in places)
-    return Spot(
-        start=reading.start,
-        end=reading.end,
-        heard=", ".join([title, *places, *([line] if line else [])]),
-        content=f'<i style="background:{reading.color}"></i><b>{title}</b><br>{rows}'
-        f"<em>{html.escape(line)}</em>",
-    )
+    content = f"{_dot(reading.color)}<b>{title}</b><br>{rows}<em>{html.escape(line)}</em>"
+    heard = ", ".join(part for part in (title, *places, line) if part)
+    return Spot(start=reading.start, end=reading.end, heard=heard, content=content)
+
+
+def _dot(color: str) -> str:
+    return f'<i style="background:{color}"></i>'
 
 
 def readout(spots: Sequence[Spot], box: Box, *, name: str, kind: str, label: str) -> str:
@@ -331,7 +339,7 @@ def readout(spots: Sequence[Spot], box: Box, *, name: str, kind: str, label: str
 
     Args:
         spots: from left to right, each beginning where the one before ends.
-        box: where they lie in the picture.
+        box: where they lie in the picture: left, top, width and height as fractions of it.
         name: of the group of radio buttons; another for each picture of a page.
         kind: "moment" or "part", for the style.
         label: what a screen reader says of them all.
@@ -366,15 +374,12 @@ def lowering(result: StepResult, said_of_division: str = "") -> dict[Category, s
     those that lower the peak most come first. A category that no setting frees is left out. With
     more micro-batches comes what is said of their gradient.
     """
-    offered = remedies(result)
-    said = {}
+    offered, said = remedies(result), dict[Category, str]()
     for category, label in CATEGORY_LABELS.items():
         freeing = [remedy for remedy in offered if category in remedy.categories]
         if freeing:
-            settings = ", ".join(
-                _in_words(one, said_of_division) for one in freeing[:MOST_SETTINGS]
-            )
-            said[category] = f"lower {label}: {settings}"
+            words = [_in_words(one, said_of_division) for one in freeing[:MOST_SETTINGS]]
+            said[category] = f"lower {label}: {', '.join(words)}"
     return said
 
 
@@ -387,7 +392,6 @@ def _in_words(remedy: Remedy, said_of_division: str) -> str:
     return f"{setting} ({'; '.join(said)})" if said else setting
 
 
-Size = tuple[float, float]
 SIZES: dict[str, Size] = {  # inches; the figure's text grows with its box
     "peak": (6.0, 0.8),
     "timeline": (6.0, 4.2),
@@ -463,16 +467,13 @@ class Scene:
     def timeline(self, size: Size, only: Phase | None = None) -> "Figure":
         """Return the memory timeline: predicted by category, with the measured run as a line."""
         assert self.filled is not None
-        compare = self.comparison
+        run, compare = self.shown, self.comparison
         return plots.timeline(
-            self.filled,
-            only=only,
-            limit_bytes=self.limit_bytes,
-            measured=self.shown.result if self.shown and self.predicted is not None else None,
+            self.filled, only=only, limit_bytes=self.limit_bytes, size=size,
+            measured=run.result if run and self.predicted is not None else None,
             compare=compare.result if compare else None,
             compare_label=compare.label if compare else "",
-            size=size,
-        )
+        )  # fmt: skip
 
 
 class Pictures:
@@ -488,14 +489,16 @@ class Pictures:
     """
 
     def __init__(self) -> None:
-        self.boxes = {name: _empty_box(name) for name in SIZES}
+        self._drawn: dict[str, Any] = {}
+        self.boxes = {name: _html("memlab-picture", f"memlab-picture-{name.replace('_', '-')}")
+                      for name in SIZES}  # fmt: skip
+        for name, text in WAITING.items():
+            self._wait(name, text)
         self.part = _part_buttons()
-        self._explanation = widgets.HTML()
-        self._explanation.add_class("memlab-explained")
+        self._explanation = _html("memlab-explained")
         self.details = widgets.Box([self.boxes["peak_map"], self._explanation])
         self.details.add_class("memlab-details")
         self.ranks = RankPane()
-        self._drawn: dict[str, Any] = {}
         self.num_drawn = 0
         self.failed: list[Exception] = []
         self._name = f"memlab-{id(self)}"
@@ -533,26 +536,13 @@ class Pictures:
     def _draw_memory(self, scene: Scene, filled: StepResult) -> None:
         limit, run, compare = scene.limit_bytes, scene.shown, scene.comparison
         only = Phase(self.part.value) if self.part.value != WHOLE_STEP else None
-
-        def moments_over(figure: "Figure") -> str:
-            names = category_names(filled)
-            spots = moments(scene.readings(only), self._lowering(filled), names)
-            name = f"{self._name}-moments"
-            return readout(spots, axes_box(figure), name=name, kind="moment", label=MOMENTS)
-
+        said = self.said_of_division(filled.config)
         self._show(
             "timeline",
-            (
-                filled,
-                run and run.number,
-                limit,
-                compare and compare.label,
-                only,
-                self.said_of_division(filled.config),
-            ),
+            (filled, run and run.number, limit, compare and compare.label, only, said),
             lambda size: scene.timeline(size, only),
             f"memory through {only or 'one step'}, {filled}",
-            moments_over,
+            lambda: moments(scene.readings(only), self._lowering(filled), category_names(filled)),
         )
         if scene.at_peak is not None:
             self._draw_peak(scene.at_peak, limit)
@@ -562,20 +552,15 @@ class Pictures:
             self._wait_for_peak("No peak was measured.")
             return
 
-        shown_limit = _near(limit, at_peak)
-
-        def parts_over(figure: "Figure") -> str:
-            found = peak_readings(at_peak, limit_bytes=shown_limit)
-            spots = parts_of_peak(found, self._lowering(at_peak))
-            name = f"{self._name}-parts"
-            return readout(spots, axes_box(figure), name=name, kind="part", label=PARTS_OF_PEAK)
-
+        near = _near(limit, at_peak)
         self._show(
             "peak",
             (at_peak, limit, self.said_of_division(at_peak.config)),
-            lambda size: plots.peak_bar(at_peak, limit_bytes=shown_limit, size=size),
+            lambda size: plots.peak_bar(at_peak, limit_bytes=near, size=size),
             f"peak memory by category: {at_peak}",
-            parts_over,
+            lambda: parts_of_peak(
+                peak_readings(at_peak, limit_bytes=near), self._lowering(at_peak)
+            ),
         )
         if self.details.layout.display != "none":
             self._draw_details(at_peak, limit)
@@ -591,29 +576,26 @@ class Pictures:
         )
         self._explanation.value = ""
         with self._noted():
-            self._explain(at_peak.against_limit(limit))
-
-    def _explain(self, at_peak: StepResult) -> None:
-        said = explain(at_peak)._repr_html_()
-        # it scrolls, so it can be focused, and its keys are kept from JupyterLab's own shortcuts
-        self._explanation.value = (
-            '<div class="memlab-scrolled" tabindex="0" role="region" '
-            'data-lm-suppress-shortcuts="true" '
-            f'aria-label="what holds the peak, and what would lower it">{said}</div>'
-        )
+            said = explain(at_peak.against_limit(limit))._repr_html_()
+            # it scrolls, so it can be focused, and its keys are kept from JupyterLab's shortcuts
+            self._explanation.value = (
+                '<div class="memlab-scrolled" tabindex="0" role="region" '
+                'data-lm-suppress-shortcuts="true" '
+                f'aria-label="what holds the peak, and what would lower it">{said}</div>'
+            )
 
     def _draw_runs(self, scene: Scene) -> None:
         runs = scene.runs
         results, labels = [run.result for run in runs], [run.label for run in runs]
         pinned = [i for i, run in enumerate(runs) if run.name]
         key = tuple((run.number, run.name) for run in runs)
+        count = count_runs(len(runs))
+        said = [f"{run.label} {repeats_in_words(run.result)}" for run in runs]
         self._show(
-            "step_times",
-            key,
+            "step_times", key,
             lambda size: plots.step_times(results, labels=labels, size=size),
-            f"median time per step of {count_runs(len(runs))}: "
-            + ", ".join(f"{run.label} {repeats_in_words(run.result)}" for run in runs),
-        )
+            f"median time per step of {count}: {', '.join(said)}",
+        )  # fmt: skip
 
         drawn = self._drawn.get("memory_against_time")
         if drawn is not None and drawn[0] == key and not scene.is_settled:
@@ -628,7 +610,7 @@ class Pictures:
             lambda size: plots.memory_against_time(
                 results, labels=labels, pinned=pinned, here=here, neighbours=beside, size=size
             ),
-            f"peak memory against time per step of {count_runs(len(runs))}",
+            f"peak memory against time per step of {count}",
         )
 
     def _draw_heat_map(self, scene: Scene) -> None:
@@ -654,19 +636,20 @@ class Pictures:
         key: Any,
         draw: Callable[[Size], "Figure"],
         label: str,
-        over: Callable[["Figure"], str] = lambda _: "",
+        spots: Callable[[], Sequence[Spot]] = lambda: (),
     ) -> None:
-        """Draw a picture if its key is new; `over` returns HTML that lies over it."""
+        """Draw a picture if its key is new, with its spots over it."""
         if self._drawn.get(name) == key:
             return
         self._drawn.pop(name, None)  # one that fails is tried again at the next change
         with self._noted(name):
             figure, above = draw(SIZES[name]), ""
             with self._noted():
-                above = over(figure)
-            self.boxes[name].value = _framed_pictures(
-                name, plots.to_svg(figure, label=label) + above
-            )
+                kind, heard = READOUTS.get(name, ("", ""))
+                group, box = f"{self._name}-{kind}s", axes_box(figure)
+                above = readout(spots(), box, name=group, kind=kind, label=heard)
+            content = plots.to_svg(figure, label=label) + above
+            self.boxes[name].value = framed(SIZES[name], content)
             self.num_drawn += 1
             self._drawn[name] = key
 
@@ -678,7 +661,7 @@ class Pictures:
         except Exception as error:
             self.failed.append(error)
             for name in names:
-                self.boxes[name].value = _waiting(name, f"{NOT_DRAWN}: {error_text(error)}")
+                self.boxes[name].value = framed(SIZES[name], _said(error), "memlab-waiting")
 
     def _wait_for_peak(self, text: str) -> None:
         self._wait("peak", text)
@@ -686,7 +669,8 @@ class Pictures:
         self._explanation.value = ""
 
     def _wait(self, name: str, text: str) -> None:
-        self.boxes[name].value = _waiting(name, text)
+        content = f"<p>{html.escape(text)}</p>"
+        self.boxes[name].value = framed(SIZES[name], content, "memlab-waiting")
         self._drawn.pop(name, None)
 
 
@@ -708,18 +692,8 @@ def _part_buttons() -> Any:
     return made
 
 
-def _empty_box(name: str) -> Any:
-    box = widgets.HTML(_waiting(name, WAITING[name]))
-    box.add_class("memlab-picture")
-    box.add_class(f"memlab-picture-{name.replace('_', '-')}")
-    return box
-
-
-def _waiting(name: str, text: str) -> str:
-    return _framed_pictures(name, f"<p>{html.escape(text)}</p>", "memlab-waiting")
-
-
-def _framed_pictures(name: str, content: str, kind: str = "") -> str:
-    width, height = SIZES[name]
-    shape = f"aspect-ratio: {width} / {height}"
-    return f'<div class="memlab-figure {kind}" style="{shape}">{content}</div>'
+def _html(*classes: str) -> Any:
+    made = widgets.HTML()
+    for name in classes:
+        made.add_class(name)
+    return made

@@ -12,7 +12,7 @@ import itertools
 import math
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from matplotlib.artist import Artist
@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends import backend_svg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator
@@ -34,6 +35,8 @@ from memlab.techniques.sharding.ranks import is_tensor_parallel
 from memlab.trace import Category
 
 Size = tuple[float, float]
+Box = tuple[float, float, float, float]  # left, bottom, width, height
+Margins = tuple[float, float, float, float]  # left, bottom, right, top, in points
 SMALLEST_INCHES, LARGEST_INCHES = 0.5, 100.0
 FEWEST_DOTS_PER_INCH, MOST_DOTS_PER_INCH = 10, 2400
 MOST_PIXELS = 2**16 - 1  # along one side, of matplotlib's renderer
@@ -65,69 +68,125 @@ CATEGORY_LABELS: dict[Category, str] = {
     category: str(category).replace("_", " ") for category in CATEGORY_COLORS
 }
 STACK = tuple(CATEGORY_COLORS)  # bottom to top
+GRID_LINES: dict[str, Any] = {"color": GRID, "linewidth": 0.5, "alpha": 0.45}
+LIMIT_LINE: dict[str, Any] = {
+    "color": LIMIT, "linestyle": (0, (5, 3)), "linewidth": 1, "label": "limit",
+}  # fmt: skip
 _svg_ids = itertools.count()
 
 
 class Picture(Figure):
-    """A figure that shows itself as the last line of a cell, without a pyplot backend."""
+    """A transparent figure that shows itself as the last line of a cell, without a pyplot backend.
+
+    What is drawn on it, and not in its axes, is in points, origin lower left, and lies above them.
+    Axes over the whole figure would do the same, and take a fifth of the time of a picture.
+
+    Attributes:
+        width: in points.
+        height: in points.
+    """
+
+    def __init__(self, size: Size) -> None:
+        super().__init__(figsize=size, dpi=100)
+        self.patch.set_alpha(0.0)
+        self.width, self.height = (float(side) for side in self.get_size_inches() * POINTS)
+        self.from_points = Affine2D().scale(1 / POINTS) + self.dpi_scale_trans
 
     def _repr_png_(self) -> bytes:
         return to_png(self)
 
+    def place(self, artist: Artist) -> None:
+        """Draw an artist whose places are in points."""
+        artist.set_transform(self.from_points)
+        self.add_artist(artist)
 
-def new_figure(size: Size) -> Figure:
-    """Return an empty transparent figure of this size in inches."""
-    figure = Picture(figsize=size, dpi=100)
-    figure.patch.set_alpha(0.0)
-    return figure
+    def box(self, box: Box, color: str, **style: Any) -> None:
+        """Draw a filled rectangle."""
+        self.place(Rectangle(box[:2], *box[2:], facecolor=color, linewidth=0, **style))
+
+    def head(self, text: str, *, left: float = 6.0, below: float = 8.0) -> None:
+        """Write what the numbers are, so many points below the upper edge."""
+        write(self, left, self.height - below, shorten(text, self.width - left - 4))
+
+    def foot(self, text: str, *, y: float = 7.0) -> None:
+        """Write what goes across, at the right under the axes."""
+        write(self, self.width - 8, y, text, ha="right")
+
+    def swatches(
+        self, named: Iterable[tuple[str, str]], y: float, *, gap: float = 24.0, line: float = 99.0
+    ) -> None:
+        """Name colours from the left, `gap` points for each box; too many go down by a `line`."""
+        x = 6.0
+        for color, text in named:
+            if x + 14 + text_width(text) > self.width:
+                x, y = 6.0, y - line
+            if y < 0:
+                break
+            self.box((x, y, 8, 8), color)
+            write(self, x + 12, y + 3.5, text)
+            x += gap + text_width(text)
 
 
-class Canvas:
-    """Draws on a whole figure in points, origin lower left, above its axes.
-
-    Axes over the whole figure would do the same, and take a fifth of the time of a picture.
-
-    Attributes:
-        width: of the figure in points.
-        height: of the figure in points.
-    """
-
-    def __init__(self, figure: Figure) -> None:
-        self._figure = figure
-        self.width, self.height = (float(side) for side in figure.get_size_inches() * POINTS)
-        self._from_points = Affine2D().scale(1 / POINTS) + figure.dpi_scale_trans
-
-    def text(self, x: float, y: float, text: str, **style: Any) -> Text:
-        """Write a text, as `Axes.text` does."""
-        return self._figure.text(x, y, text, transform=self._from_points, **style)
-
-    def add_artist(self, artist: Artist) -> None:
-        """Draw an artist, as `Axes.add_artist` does."""
-        artist.set_transform(self._from_points)
-        self._figure.add_artist(artist)
-
-
-def data_axes(figure: Figure, label: str, *, margins: tuple[float, float, float, float]) -> Axes:
-    """Return quiet axes with these margins in points: left, bottom, right, top."""
-    width, height = figure.get_size_inches() * POINTS
+def data_axes(figure: Picture, label: str, margins: Margins) -> Axes:
+    """Return quiet axes with these margins."""
+    width, height = figure.width, figure.height
     left, bottom, right, top = margins
     # a picture that is too small for its margins still gets one point of data area
     inner = max(width - left - right, 1.0), max(height - bottom - top, 1.0)
-    axes = figure.add_axes(
-        (left / width, bottom / height, inner[0] / width, inner[1] / height),
-        label=label,
-    )  # fmt: skip
+    box = left / width, bottom / height, inner[0] / width, inner[1] / height
+    axes = figure.add_axes(box, label=label)
     axes.patch.set_alpha(0.0)
     _remember_place(axes)
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-
     axes.spines["bottom"].set_color(GRID)
     axes.tick_params(
         colors=GRID, labelcolor=INK, labelsize=FONT_SIZE, labelfontfamily=FONT, length=0
     )
     return axes
+
+
+def axes_beside(
+    figure: Picture, labels: Sequence[str], margins: Margins, *, between: float
+) -> list[Axes]:
+    """Return axes of the same width beside one another; only the first names its rows."""
+    left, bottom, right, top = margins
+    room = figure.width - left - right - between * (len(labels) - 1)
+    wide, made = room / len(labels), list[Axes]()
+    for label in labels:
+        start = left + len(made) * (wide + between)
+        own = start, bottom, figure.width - start - wide, top
+        made.append(data_axes(figure, label, own))
+    for axes in made[1:]:
+        axes.set_yticks([])
+    return made
+
+
+def row_axes(
+    figure: Picture, label: str, names: Sequence[str], *, share: float, bottom: float
+) -> Axes:
+    """Return axes with a named row each, the first on top; names take a share of the width."""
+    names = [shorten(name, share * figure.width) for name in names]
+    axes = data_axes(figure, label, (room_of(names), bottom, 6, 20))
+    name_rows(axes, names)
+    return axes
+
+
+def room_of(names: Sequence[str]) -> float:
+    """Return the points that the names of rows take."""
+    return max(map(text_width, names), default=0.0) + 10
+
+
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name the rows of axes, the first on top."""
+    name_ticks(axes, "y", range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+
+
+def room_beside(axes: Axes, width: float, least: float = 0.0) -> float:
+    """Return the share of the x axis that bars may take if texts of a width stand beside them."""
+    return max(1 - width / box_points(axes)[2], least)
 
 
 def _remember_place(axes: Axes) -> None:
@@ -136,11 +195,13 @@ def _remember_place(axes: Axes) -> None:
     axes.patch.get_transform = lambda: transform  # type: ignore[method-assign]
 
 
-def write(axes: Axes | Canvas, x: float, y: float, text: str, **style: Any) -> Text:
+def write(where: Axes | Picture, x: float, y: float, text: str, **style: Any) -> Text:
     """Write plain text (a "$" is a dollar) in the figures' ink and font."""
-    defaults = {"color": INK, "fontfamily": FONT, "fontsize": FONT_SIZE, "va": "center"}
+    defaults: dict[str, Any] = {"color": INK, "fontfamily": FONT, "fontsize": FONT_SIZE}
+    if isinstance(where, Picture):
+        defaults["transform"] = where.from_points
     lines = "\n".join(map(printable, text.split("\n")))
-    return axes.text(x, y, lines, **{**defaults, "parse_math": False, **style})
+    return where.text(x, y, lines, **{**defaults, "va": "center", "parse_math": False, **style})
 
 
 def name_ticks(axes: Axes, which: str, places: Sequence[float], names: Sequence[str]) -> None:
@@ -164,16 +225,25 @@ def shorten(text: str, width: float, font_size: float = FONT_SIZE) -> str:
     return text[: most - 1 - tail] + "…" + text[len(text) - tail :]
 
 
-def box_points(axes: Axes) -> tuple[float, float, float, float]:
-    """Return left, bottom, width and height of the axes in points."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    width, height = figure.get_size_inches() * POINTS
-    box = axes.get_position()
+def fitting(texts: Iterable[str], room: float, font_size: float = FONT_SIZE) -> str:
+    """Return the first of the texts that takes less than so many points; "" if none does."""
+    return next((text for text in texts if text_width(text, font_size) < room), "")
+
+
+def picture_of(axes: Axes) -> Picture:
+    """Return the picture that the axes are in."""
+    assert isinstance(axes.figure, Picture)
+    return axes.figure
+
+
+def box_points(axes: Axes) -> Box:
+    """Return the place of the axes in points."""
+    figure, box = picture_of(axes), axes.get_position()
+    width, height = figure.width, figure.height
     return box.x0 * width, box.y0 * height, box.width * width, box.height * height
 
 
-def axes_box(figure: Figure) -> tuple[float, float, float, float]:
+def axes_box(figure: Figure) -> Box:
     """Return left, top, width and height of a figure's first axes, as fractions of the figure.
 
     They are those of the whole figure if it has no axes.
@@ -193,35 +263,38 @@ def origin(results: Sequence[StepResult]) -> str:
     return f"{' and '.join(sources)}, {devices[0] if len(devices) == 1 else 'several devices'}"
 
 
-def byte_axis(axes: Axes, name: str, top: float) -> str:
-    """Set ticks at powers of two on the "x" or "y" axis up to `top` bytes; return their unit."""
+def near(limit: int | None, highest: float) -> int | None:
+    """Return the limit; None if it is so far above the highest peak that it would flatten it."""
+    return limit if limit is not None and limit <= 2 * highest else None
+
+
+def byte_axis(axes: Axes, name: str, end: float, *, highest: float | None = None) -> str:
+    """Let the "x" or "y" axis go from 0 to `end` bytes, with ticks at powers of two.
+
+    Return the unit of the ticks, which end at `highest` or else with the axis.
+    """
+    top = end if highest is None else highest
     units = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": KIB, "B": 1}
     unit = next((name for name, factor in units.items() if top >= 2 * factor), "B")
     factor = units[unit]
     step = factor * 2 ** max(0, math.ceil(math.log2(max(top, 1) / factor / 5)))
     ticks = [i * step for i in range(int(top // step) + 1)]
     getattr(axes, f"set_{name}ticks")(ticks, [str(tick // factor) for tick in ticks])
-    axes.grid(axis=name, color=GRID, linewidth=0.5, alpha=0.45)  # type: ignore[arg-type]
+    getattr(axes, f"set_{name}lim")(0, end)
+    axes.grid(axis=name, **GRID_LINES)  # type: ignore[arg-type]
     return unit
 
 
 def second_axis(axes: Axes, slowest: float) -> str:
     """Label the ticks of the x axis in s, ms or us, as fits `slowest` seconds; return the unit."""
-    unit, factor = next(
-        ((unit, f) for unit, f in (("s", 1.0), ("ms", 1e-3)) if slowest >= f), ("us", 1e-6)
-    )
+    units = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+    unit = next((unit for unit, factor in units.items() if slowest >= factor), "us")
     low, high = axes.get_xlim()
     ticks = MaxNLocator(nbins=5, steps=[1, 2, 5, 10]).tick_values(low, slowest)
     ticks = [tick for tick in ticks if low <= tick <= high]
-    axes.set_xticks(ticks, [f"{tick / factor:g}" for tick in ticks])
-    axes.grid(axis="x", color=GRID, linewidth=0.5, alpha=0.45)
+    axes.set_xticks(ticks, [f"{tick / units[unit]:g}" for tick in ticks])
+    axes.grid(axis="x", **GRID_LINES)
     return unit
-
-
-def write_title(figure: Figure, text: str) -> None:
-    """Write what the numbers are above the axes, at the left."""
-    overlay = Canvas(figure)
-    write(overlay, 6, overlay.height - 8, shorten(text, overlay.width - 10))
 
 
 def inches(name: str, value: Any) -> Size:
@@ -238,12 +311,12 @@ def inches(name: str, value: Any) -> Size:
 @checked(size=inches)
 def placeholder(text: str, *, size: Size) -> Figure:
     """Return a figure that only says something, wrapped to its width."""
-    figure = new_figure(size)
-    width, height = size[0] * POINTS, size[1] * POINTS
+    figure = Picture(size)
+    width, height = figure.width, figure.height
     per_line = max(10, int((width - 40) / (0.55 * FONT_SIZE)))
-    lines = textwrap.wrap(text, per_line, placeholder=" …",
-                          max_lines=max(1, int((height - 16) / (1.4 * FONT_SIZE))))  # fmt: skip
-    write(Canvas(figure), width / 2, height / 2, "\n".join(lines), ha="center", linespacing=1.4)
+    most = max(1, int((height - 16) / (1.4 * FONT_SIZE)))
+    lines = textwrap.wrap(text, per_line, placeholder=" …", max_lines=most)
+    write(figure, width / 2, height / 2, "\n".join(lines), ha="center", linespacing=1.4)
     return figure
 
 

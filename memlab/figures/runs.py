@@ -1,4 +1,7 @@
-"""What the pictures of several runs share: labels, and words for missing and unsteady numbers."""
+"""Pictures of several runs, and the words for missing and unsteady numbers.
+
+Public as `plots.memory_against_time`, `step_times`, `heat_map`, `scaling` and `varying_fields`.
+"""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -8,7 +11,6 @@ from itertools import cycle, pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -24,24 +26,27 @@ from memlab.figures.look import (
     FONT,
     FONT_SIZE,
     GRID,
+    GRID_LINES,
     INK,
     LIMIT,
+    LIMIT_LINE,
     POINTS,
-    Canvas,
+    Picture,
     Size,
     box_points,
     byte_axis,
     data_axes,
     inches,
     name_ticks,
-    new_figure,
+    near,
     origin,
     placeholder,
+    room_of,
+    row_axes,
     second_axis,
     shorten,
     text_width,
     write,
-    write_title,
 )
 from memlab.result import Outcome, Source, StepResult
 from memlab.trace import Category
@@ -165,7 +170,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     return sorted(front, key=lambda i: points[i])
 
 
-def draw_front(axes: Axes, front: Sequence[Dot]) -> None:
+def _draw_front(axes: Axes, front: Sequence[Dot]) -> None:
     """Draw the front as stairs: whatever lies above them is beaten by a run on them."""
     if len(front) > 1:
         axes.plot([dot.seconds for dot in front], [dot.nbytes for dot in front], color=RUN,
@@ -173,35 +178,36 @@ def draw_front(axes: Axes, front: Sequence[Dot]) -> None:
                   )  # fmt: skip
 
 
-def draw_limit(axes: Axes, limit: int, what: str) -> None:
-    """Draw the limit as a line; `what` says of which bytes it is."""
-    axes.axhline(limit, color=LIMIT, linestyle=(0, (5, 3)), linewidth=1, label="limit")
-    write(
-        axes,
-        axes.get_xlim()[0],
-        limit,
-        f" limit {format_bytes(limit)}{what}",
-        color=LIMIT,
-        va="bottom",
-    )
-
-
 def draw_dots(
-    axes: Axes, dots: Sequence[Dot], limit: int | None, fronts: Sequence[Sequence[Dot]]
+    axes: Axes,
+    dots: Sequence[Dot],
+    fronts: Sequence[Sequence[Dot]],
+    limit: int | None,
+    of_which: str = "",
 ) -> None:
-    """Draw the dots; a name goes where it covers least, the right side of its dot first."""
+    """Draw the dots over their fronts and the limit, which says `of_which` bytes it is.
+
+    A name goes where it covers least, the right side of its dot first.
+    """
+    for front in fronts:
+        _draw_front(axes, front)
+    if limit is not None:
+        axes.axhline(limit, **LIMIT_LINE)
+        text = f" limit {format_bytes(limit)}{of_which}"
+        write(axes, axes.get_xlim()[0], limit, text, color=LIMIT, va="bottom")
     _, _, width, height = box_points(axes)
     low, high = axes.get_xlim()
     per_x, per_y = width / (high - low), height / axes.get_ylim()[1]
-    taken = [
-        ((dot.seconds - low) * per_x - 4, dot.nbytes * per_y, 8.0)
-        for dot in dots
-        if not dot.is_small  # a name may cover those
-    ]
+
+    def in_points(dot: Dot) -> tuple[float, float]:
+        return (dot.seconds - low) * per_x, dot.nbytes * per_y
+
+    large = [in_points(dot) for dot in dots if not dot.is_small]  # a name may cover the small
+    taken = [(x - 4, y, 8.0) for x, y in large]
     if limit is not None:
         taken.append((0.0, limit * per_y, width))
     for front in fronts:
-        taken += _along([((dot.seconds - low) * per_x, dot.nbytes * per_y) for dot in front])
+        taken += _along([in_points(dot) for dot in front])
 
     for dot in sorted(dots, key=lambda dot: bool(dot.name)):
         axes.plot([dot.seconds], [dot.nbytes], dot.marker, markersize=dot.width,
@@ -211,18 +217,32 @@ def draw_dots(
         if not dot.name:
             continue
         text = shorten(dot.name, 0.45 * width)
-        wide = text_width(text)
-        spots = [(x, 0.0) for x in (8.0, -8.0 - wide)]
-        spots += [(x, y) for x in (-wide / 2, 8.0, -8.0 - wide) for y in (11.5, -11.5)]
-        px, py = (dot.seconds - low) * per_x, dot.nbytes * per_y
-        dx, dy = min(
-            spots, key=lambda spot: _crowding(px + spot[0], py + spot[1], wide, taken, width)
+        spot = _spot(*in_points(dot), text_width(text), taken, width)
+        taken.append(spot)
+        write(axes, low + spot[0] / per_x, spot[1] / per_y, text)
+
+
+Taken = tuple[float, float, float]
+"""Left, middle and width in points of what a name would cover."""
+
+
+def _spot(px: float, py: float, wide: float, taken: Sequence[Taken], room: float) -> Taken:
+    """Return where beside a dot a name covers least, and leaves the axes only if it must."""
+    offsets = [(8.0, 0.0), (-8.0 - wide, 0.0)]
+    offsets += [(dx, dy) for dx in (-wide / 2, 8.0, -8.0 - wide) for dy in (11.5, -11.5)]
+
+    def crowding(spot: Taken) -> int:
+        x, y, _ = spot
+        covered = sum(
+            abs(y - other_y) < 11 and x < other_x + other_wide and other_x < x + wide
+            for other_x, other_y, other_wide in taken
         )
-        taken.append((px + dx, py + dy, wide))
-        write(axes, low + (px + dx) / per_x, (py + dy) / per_y, text)
+        return covered + 100 * (x < 0 or x + wide > room + 8)
+
+    return min(((px + dx, py + dy, wide) for dx, dy in offsets), key=crowding)
 
 
-def _along(corners: Sequence[tuple[float, float]]) -> list[tuple[float, float, float]]:
+def _along(corners: Sequence[tuple[float, float]]) -> list[Taken]:
     """Return places along the stairs between these points, in points, that a name would cover."""
     found = []
     for (x, y), (next_x, next_y) in pairwise(corners):
@@ -230,17 +250,6 @@ def _along(corners: Sequence[tuple[float, float]]) -> list[tuple[float, float, f
         rows = range(int(min(y, next_y)), int(max(y, next_y)) + 1, 5)
         found += [(next_x, float(row), 1.0) for row in rows]
     return found
-
-
-def _crowding(
-    x: float, y: float, wide: float, taken: Sequence[tuple[float, float, float]], room: float
-) -> int:
-    """Return how many names a name here would cover, and many more if it leaves the axes."""
-    covered = sum(
-        abs(y - other_y) < 11 and x < other_x + other_wide and other_x < x + wide
-        for other_x, other_y, other_wide in taken
-    )
-    return covered + 100 * (x < 0 or x + wide > room + 8)
 
 
 # `memory_against_time`: one dot for each run, step time across and peak allocated up.
@@ -287,25 +296,22 @@ def memory_against_time(
     if not shown:
         return placeholder(NO_RUNS if not runs else "No run with a time yet.", size=size)
 
-    figure = new_figure(size)
-    axes = data_axes(figure, "memory against time", margins=(34, 28, 10, 20))
+    figure = Picture(size)
+    axes = data_axes(figure, "memory against time", (34, 28, 10, 20))
     slowest, highest = max(dot.seconds for dot in shown), max(dot.nbytes for dot in shown)
     limit = next((r.memory_limit_bytes for r in reversed(results) if r.memory_limit_bytes), None)
-    shown_limit = limit if limit is not None and limit <= 2 * highest else None
-    axes.set(xlim=(0, 1.12 * slowest), ylim=(0, 1.15 * max(highest, shown_limit or 0)))
-    byte_unit, second_unit = byte_axis(axes, "y", axes.get_ylim()[1]), second_axis(axes, slowest)
-    for front in fronts:
-        draw_front(axes, [dots[i] for i in front])
-    if shown_limit is not None:
-        has_cache = any(r.counted_peak and r.counted_peak.kind == "reserved" for r in results)
-        draw_limit(axes, shown_limit, " of reserved bytes" if has_cache else "")
-    draw_dots(axes, shown, shown_limit, [[dots[i] for i in front] for front in fronts])
+    shown_limit = near(limit, highest)
+    axes.set_xlim(0, 1.12 * slowest)
+    byte_unit = byte_axis(axes, "y", 1.15 * max(highest, shown_limit or 0))
+    second_unit = second_axis(axes, slowest)
+    drawn = [[dots[i] for i in front] for front in fronts]
+    has_cache = any(r.counted_peak and r.counted_peak.kind == "reserved" for r in results)
+    draw_dots(axes, shown, drawn, shown_limit, " of reserved bytes" if has_cache else "")
 
     every = [*results, *neighbours, *([here] if here else [])]
-    write_title(figure, f"peak {byte_unit} allocated ({origin(every)})")
+    figure.head(f"peak {byte_unit} allocated ({origin(every)})")
     missing = f"; {len(runs) - len(dots)} without a time" if len(dots) < len(runs) else ""
-    text = f"time per step, {second_unit}{missing}"
-    write(Canvas(figure), size[0] * POINTS - 8, 7, text, ha="right")
+    figure.foot(f"time per step, {second_unit}{missing}")
     return figure
 
 
@@ -372,12 +378,8 @@ def step_times(
     if not runs:
         return placeholder(NO_RUNS, size=size)
     shown = runs[-MOST_BARS:]
-    figure = new_figure(size)
-    names = [shorten(label, 0.3 * size[0] * POINTS) for _, label in shown]
-    left = max(text_width(name) for name in names) + 10
-    axes = data_axes(figure, "step times", margins=(left, 16, 6, 20))
-    axes.grid(axis="x", color=GRID, linewidth=0.5, alpha=0.45)
-    name_ticks(axes, "y", range(len(shown)), names)
+    figure, names = Picture(size), [label for _, label in shown]
+    axes = row_axes(figure, "step times", names, share=0.3, bottom=16)
     axes.set_ylim(max(len(shown), 4) - 0.5, -0.5)
     times = [t for r, _ in shown if r.step_seconds for t in (*r.step_seconds_all, r.step_seconds)]
     slowest = max(times, default=1.0)
@@ -385,20 +387,19 @@ def step_times(
     axes.set_xlim(0, slowest * 1.03 / (1 - room / box_points(axes)[2]))
     unit = second_axis(axes, slowest)
     for row, (result, _) in enumerate(shown):
-        _draw_step_time(axes, row, result, newest=row == len(shown) - 1)
+        _draw_step_time(axes, row, result, is_newest=row == len(shown) - 1)
     count = "" if shown == runs else f", last {MOST_BARS} of {len(runs)}"
-    title = f"median step time, {unit} ({origin([r for r, _ in shown])}){count}"
-    write_title(figure, title)
+    figure.head(f"median step time, {unit} ({origin([r for r, _ in shown])}){count}")
     return figure
 
 
-def _draw_step_time(axes: Axes, row: int, result: StepResult, *, newest: bool) -> None:
+def _draw_step_time(axes: Axes, row: int, result: StepResult, *, is_newest: bool) -> None:
     gap = axes.get_xlim()[1] * 0.025
     if result.step_seconds is None:
         write(axes, gap, row, without_numbers(result), style="italic", color=LIMIT)
         return
     is_hollow = result.source is Source.PREDICTED
-    axes.barh(row, result.step_seconds, height=0.62, alpha=1.0 if newest else 0.55,
+    axes.barh(row, result.step_seconds, height=0.62, alpha=1.0 if is_newest else 0.55,
               facecolor="none" if is_hollow else RUN, edgecolor=RUN,
               linewidth=1.4 if is_hollow else 0)  # fmt: skip
     repeats = result.step_seconds_all
@@ -406,7 +407,7 @@ def _draw_step_time(axes: Axes, row: int, result: StepResult, *, newest: bool) -
     if len(repeats) > 1:
         axes.plot([min(repeats), max(repeats)], [row, row], "|-", color=INK, markersize=6,
                   linewidth=0.9, label="repeats")  # fmt: skip
-    write(axes, max((*repeats, result.step_seconds)) + gap, row, _beside(result))
+    write(axes, max(*repeats, result.step_seconds) + gap, row, _beside(result))
 
 
 def _beside(result: StepResult) -> str:
@@ -444,57 +445,49 @@ def heat_map(
         return placeholder(NO_RUNS, size=size)
     import seaborn  # 0.7 s to import
 
-    ys, xs, peaks, words, fits = _cells(results, rows, columns, limit_bytes or None)
-    figure = new_figure(size)
-    row_names = [shorten(label, 0.4 * size[0] * POINTS) for label in _labels(ys, results)]
-    column_names = [
-        shorten(label, 0.6 * size[0] * POINTS / len(xs)) for label in _labels(xs, results)
-    ]
-    left = max(map(text_width, row_names)) + 10
-    axes = data_axes(figure, "heat map", margins=(left, 30, 8, 34))
-    axes.spines["bottom"].set_visible(False)
-    top = np.nanmax(peaks, initial=1)
-    font = {"fontfamily": FONT, "fontsize": FONT_SIZE}
-    style = {"cmap": "crest", "cbar": False, "linewidths": 0}
-    no_ticks = {"xticklabels": False, "yticklabels": False}
-    seaborn.heatmap(
-        peaks, ax=axes, vmin=0, vmax=top, annot=words, fmt="", annot_kws=font, **style, **no_ticks
-    )
-    name_ticks(axes, "x", [i + 0.5 for i in range(len(xs))], column_names)
-    name_ticks(axes, "y", [i + 0.5 for i in range(len(ys))], row_names)
-    axes.tick_params(labelrotation=0, labelsize=FONT_SIZE, labelfontfamily=FONT, length=0)
-    for row, column in np.argwhere(np.isnan(peaks)):
-        _mark_cell(axes, row, column, words[row, column])
-    over = np.argwhere(~np.isnan(peaks) & ~fits)
-    for row, column in over:
-        _hatch_cell(axes, row, column, LIMIT)
-    hatched = ", hatch: over limit" if len(over) else ""
-    write_title(figure, f"peak allocated ({origin(results)}){hatched}")
-    overlay = Canvas(figure)
-    write(overlay, 6, size[1] * POINTS - 22, f"{_axis_name(rows)}, down")
-    write(overlay, size[0] * POINTS - 8, 7, f"{_axis_name(columns)}, across", ha="right")
-    return figure
-
-
-def _cells(
-    results: Sequence[StepResult], rows: str, columns: str, limit: int | None
-) -> tuple[
-    list[Any], list[Any], npt.NDArray[np.float64], npt.NDArray[np.object_], npt.NDArray[np.bool_]
-]:
-    """Return values down and across, peaks (NaN: none), words (empty: untried), and what fits."""
     latest = {(getattr(r.config, rows), getattr(r.config, columns)): r for r in results}
     ys, xs = (_in_order({cell[axis] for cell in latest}) for axis in (0, 1))
     peaks, words = np.full((len(ys), len(xs)), np.nan), np.full((len(ys), len(xs)), "", object)
-    fits = np.full((len(ys), len(xs)), True)
+    hatched: dict[tuple[int, int], str] = {}
     for (y, x), result in latest.items():
         at = ys.index(y), xs.index(x)
-        fits[at] = result.against_limit(limit).fits is not False
-        if result.peak_allocated_bytes is not None:
-            peaks[at] = result.peak_allocated_bytes
-            words[at] = format_bytes(result.peak_allocated_bytes)
-        else:
-            words[at] = without_numbers(result, short=True)
-    return ys, xs, peaks, words, fits
+        if result.peak_allocated_bytes is None:
+            hatched[at] = without_numbers(result, short=True)
+            continue
+        peaks[at] = result.peak_allocated_bytes
+        words[at] = format_bytes(result.peak_allocated_bytes)
+        if result.against_limit(limit_bytes or None).fits is False:
+            hatched[at] = ""
+
+    figure, per_column = Picture(size), 0.6 * size[0] * POINTS / len(xs)
+    row_names = [shorten(label, 0.4 * figure.width) for label in _labels(ys, results)]
+    column_names = [shorten(label, per_column) for label in _labels(xs, results)]
+    axes = data_axes(figure, "heat map", (room_of(row_names), 30, 8, 34))
+    axes.spines["bottom"].set_visible(False)
+    seaborn.heatmap(
+        peaks, ax=axes, vmin=0, vmax=np.nanmax(peaks, initial=1), cmap="crest", cbar=False,
+        linewidths=0, annot=words, fmt="", annot_kws={"fontfamily": FONT, "fontsize": FONT_SIZE},
+        xticklabels=False, yticklabels=False,
+    )  # fmt: skip
+    name_ticks(axes, "x", [i + 0.5 for i in range(len(xs))], column_names)
+    name_ticks(axes, "y", [i + 0.5 for i in range(len(ys))], row_names)
+    axes.tick_params(labelrotation=0, labelsize=FONT_SIZE, labelfontfamily=FONT, length=0)
+    for at, word in sorted(hatched.items()):
+        _hatch_cell(axes, *at, word)
+    over = ", hatch: over limit" if "" in hatched.values() else ""
+    figure.head(f"peak allocated ({origin(results)}){over}")
+    write(figure, 6, figure.height - 22, f"{_axis_name(rows)}, down")
+    figure.foot(f"{_axis_name(columns)}, across")
+    return figure
+
+
+def _hatch_cell(axes: Axes, row: int, column: int, word: str) -> None:
+    """Hatch a cell that is over the limit, or one without a peak, and say in a word why."""
+    axes.add_artist(Rectangle((column + 0.03, row + 0.03), 0.94, 0.94, facecolor="none",
+                              edgecolor=GRID if word else LIMIT, hatch="///", alpha=0.5,
+                              linewidth=0))  # fmt: skip
+    if word:
+        write(axes, column + 0.5, row + 0.5, word, ha="center", color=LIMIT)
 
 
 def _labels(values: Sequence[Any], results: Sequence[StepResult]) -> list[str]:
@@ -502,18 +495,6 @@ def _labels(values: Sequence[Any], results: Sequence[StepResult]) -> list[str]:
     built = {r.number_format for r in results if r.config.precision is Precision.AS_BUILT}
     own = {Precision.AS_BUILT: built.pop()} if len(built) == 1 else {}
     return [own.get(value, str(value)) for value in values]
-
-
-def _mark_cell(axes: Axes, row: int, column: int, word: str) -> None:
-    """Hatch the cell of a run that gave no peak and say why; leave an untried one blank."""
-    if word:
-        _hatch_cell(axes, row, column, GRID)
-        write(axes, column + 0.5, row + 0.5, word, ha="center", color=LIMIT)
-
-
-def _hatch_cell(axes: Axes, row: int, column: int, color: str) -> None:
-    axes.add_artist(Rectangle((column + 0.03, row + 0.03), 0.94, 0.94, facecolor="none",
-                              edgecolor=color, hatch="///", alpha=0.5, linewidth=0))  # fmt: skip
 
 
 def _axis_name(field: str) -> str:
@@ -553,6 +534,8 @@ COLORS = [CATEGORY_COLORS[category] for category in (
 MARKERS = "osD^v"
 MOST_TICKS = 7
 LEFT, BELOW, BETWEEN, ABOVE = 46, 28, 24, 20  # margins in points
+Line = list[tuple[float, float]]
+"""Logarithm of the number of ranks, and a peak or the logarithm of a rate."""
 
 
 @checked(size=inches)
@@ -566,43 +549,39 @@ def scaling(results: Sequence[StepResult], *, size: Size = (4.4, 3.4)) -> Figure
         results: of one workload with several `world_size`, predicted or measured.
         size: in inches.
     """
-    lines = _lines(results)
-    if not lines:
+    shown = [result for result in results if result.peak_allocated_bytes is not None]
+    if not shown:
         return placeholder(NO_RUNS, size=size)
+    peaks, rates = dict[str, Line](), dict[str, Line]()
+    for result in sorted(shown, key=lambda result: result.config.world_size):
+        name, ranks = _name(result), math.log2(result.config.world_size)
+        peaks.setdefault(name, []).append((ranks, result.peak_allocated_bytes or 0))
+        line = rates.setdefault(name, [])
+        if result.samples_per_second:
+            line.append((ranks, math.log10(result.samples_per_second)))
 
-    figure = new_figure(size)
-    is_timed = any(result.samples_per_second for line in lines.values() for result in line)
-    height, right = size[1] * POINTS, max(map(text_width, lines)) + 12
-    half = (height - BELOW - BETWEEN - ABOVE) / 2 + BETWEEN + BELOW if is_timed else BELOW
-    upper = data_axes(figure, "peak", margins=(LEFT, half, right, ABOVE))
-    shown = [result for line in lines.values() for result in line]
-    highest = max(_peak(result) for result in shown)
-    upper.set(ylim=(0, 1.12 * highest))
+    figure, right = Picture(size), max(map(text_width, peaks)) + 12
+    is_timed = any(rates.values())
+    half = (figure.height - BELOW - BETWEEN - ABOVE) / 2 + BETWEEN + BELOW if is_timed else BELOW
+    upper = data_axes(figure, "peak", (LEFT, half, right, ABOVE))
     _number_ranks(upper, shown)
-    unit = byte_axis(upper, "y", 1.12 * highest)
-    _draw(upper, lines, are_rates=False)
+    unit = byte_axis(upper, "y", 1.12 * max(result.peak_allocated_bytes or 0 for result in shown))
+    _draw_lines(upper, peaks)
     if is_timed:
-        lower = data_axes(figure, "speed", margins=(LEFT, BELOW, right, height - half + BETWEEN))
+        above = figure.height - half + BETWEEN
+        lower = data_axes(figure, "speed", (LEFT, BELOW, right, above))
         upper.set_xticklabels([])
         _number_rates(lower, [r.samples_per_second for r in shown if r.samples_per_second])
         _number_ranks(lower, shown)
-        _draw_ideal(lower, lines)
-        _draw(lower, lines, are_rates=True)
-        said = shorten("samples per second, each line ten times the last", size[0] * POINTS - 10)
-        write(Canvas(figure), 6, half - 14, said)
+        for line in rates.values():
+            _draw_ideal(lower, line)
+        _draw_lines(lower, rates)
+        said = shorten("samples per second, each line ten times the last", figure.width - 10)
+        write(figure, 6, half - 14, said)
 
-    write_title(figure, f"peak {unit} allocated, worst rank ({origin(shown)})")
-    write(Canvas(figure), size[0] * POINTS - 8, 7, "ranks", ha="right")
+    figure.head(f"peak {unit} allocated, worst rank ({origin(shown)})")
+    figure.foot("ranks")
     return figure
-
-
-def _lines(results: Sequence[StepResult]) -> dict[str, list[StepResult]]:
-    """Return the results with a peak by strategy, in the order of their ranks."""
-    lines: dict[str, list[StepResult]] = {}
-    for result in sorted(results, key=lambda result: result.config.world_size):
-        if result.peak_allocated_bytes is not None:
-            lines.setdefault(_name(result), []).append(result)
-    return lines
 
 
 def _name(result: StepResult) -> str:
@@ -634,35 +613,24 @@ def _number_rates(axes: Axes, rates: Sequence[float]) -> None:
     axes.set(ylim=(low, high))
     places = list(range(low, high + 1))
     name_ticks(axes, "y", places, [f"{10.0**place:g}" for place in places])
-    axes.grid(axis="y", color=GRID, linewidth=0.5, alpha=0.45)
+    axes.grid(axis="y", **GRID_LINES)
 
 
-def _draw(axes: Axes, lines: dict[str, list[StepResult]], *, are_rates: bool) -> None:
+def _draw_lines(axes: Axes, lines: Mapping[str, Line]) -> None:
     ends = []
-    for (name, line), color, marker in zip(
-        lines.items(), cycle(COLORS), cycle(MARKERS), strict=False
-    ):
-        values = [_rate(r) if are_rates else _peak(r) for r in line]
-        known = [
-            (math.log2(r.config.world_size), value)
-            for r, value in zip(line, values, strict=True)
-            if value is not None
-        ]
-        if not known:
-            continue
-        x, y = zip(*known, strict=True)
-        axes.plot(x, y, color=color, marker=marker, markersize=4, linewidth=1.2, label=name)
-        ends.append((y[-1], x[-1], name, color))
+    drawn = zip(lines.items(), cycle(COLORS), cycle(MARKERS), strict=False)
+    for (name, line), color, marker in drawn:
+        if line:
+            x, y = zip(*line, strict=True)
+            axes.plot(x, y, color=color, marker=marker, markersize=4, linewidth=1.2, label=name)
+            ends.append((y[-1], x[-1], name, color))
     _name_ends(axes, sorted(ends))
 
 
 def _name_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
     """Write the names of lines beside their ends, none across another or above the axes."""
     bottom, top = axes.get_ylim()
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    points = axes.get_position().height * figure.get_size_inches()[1] * POINTS
-    line = 11 * (top - bottom) / points
+    line = 11 * (top - bottom) / box_points(axes)[3]
     places, last = list[float](), bottom - line
     for y, *_ in ends:
         last = max(y, last + line)
@@ -678,26 +646,13 @@ def _name_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> Non
         write(axes, right, place, f" {name}", color=color, clip_on=False)
 
 
-def _draw_ideal(axes: Axes, lines: dict[str, list[StepResult]]) -> None:
+def _draw_ideal(axes: Axes, line: Line) -> None:
     """Draw the speed of ranks that are all as fast as the fewest are."""
-    for line in lines.values():
-        timed = [result for result in line if result.samples_per_second]
-        if len(timed) < 2:
-            continue
-        first, last = timed[0], timed[-1]
-        start = _rate(first) or 0.0
-        growth = math.log10(last.config.world_size / first.config.world_size)
-        axes.plot(
-            [math.log2(each.config.world_size) for each in (first, last)],
-            [start, start + growth],
-            color=GRID, linewidth=0.8, linestyle=(0, (4, 3)), label="as fast as the fewest",
-        )  # fmt: skip
-
-
-def _rate(result: StepResult) -> float | None:
-    """Return the logarithm of the samples per second."""
-    return math.log10(result.samples_per_second) if result.samples_per_second else None
-
-
-def _peak(result: StepResult) -> int:
-    return result.peak_allocated_bytes or 0
+    if len(line) < 2:
+        return
+    (first, start), (last, _) = line[0], line[-1]
+    growth = (last - first) * math.log10(2)
+    axes.plot(
+        [first, last], [start, start + growth], color=GRID, linewidth=0.8,
+        linestyle=(0, (4, 3)), label="as fast as the fewest",
+    )  # fmt: skip

@@ -1,10 +1,11 @@
-"""The waterfall of a ladder: one bar for each rung, with its peak and its saving.
+"""Pictures of what has several settings, stages or lengths: ladder, recommend, compare, a run.
 
 Left out: what a peak consists of, which `peak_bar` shows for one result.
 """
 
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,28 +20,33 @@ from memlab.errors import ConfigError
 from memlab.figures.look import (
     CATEGORY_COLORS,
     GRID,
+    GRID_LINES,
     INK,
     LIMIT,
-    POINTS,
+    LIMIT_LINE,
     STACK,
-    Canvas,
+    Picture,
     Size,
+    axes_beside,
     box_points,
     byte_axis,
     data_axes,
     inches,
+    name_rows,
     name_ticks,
-    new_figure,
+    near,
     origin,
     placeholder,
+    room_beside,
+    room_of,
+    row_axes,
     second_axis,
     shorten,
     text_width,
     write,
-    write_title,
 )
-from memlab.figures.runs import BEATEN, Dot, draw_dots, draw_front, draw_limit, pareto_front
-from memlab.prediction.run_result import RunResult, StageCost
+from memlab.figures.runs import BEATEN, Dot, draw_dots, pareto_front
+from memlab.prediction.run_result import RunResult
 from memlab.result import Outcome, Source, StepResult, signed_percent
 from memlab.runtime.verify_report import VerifyReport
 from memlab.search.lengths import LengthsResult
@@ -90,41 +96,33 @@ def waterfall(
         peak is not None for peak, r in zip(held, results, strict=True) if r.peak_allocated_bytes
     )
     peaks = held if is_reserved else [result.peak_allocated_bytes for result in results]
-    figure = new_figure(size)
-    names = [shorten(name, 0.34 * size[0] * POINTS) for name in _names(results)]
-    left = max(text_width(name) for name in names) + 10
-    axes = data_axes(figure, "ladder", margins=(left, 26, 6, 20))
-    name_ticks(axes, "y", range(len(results)), names)
-    axes.set_ylim(len(results) - 0.5, -0.5)
-    most = max((peak for peak in peaks if peak), default=1)
+    figure = Picture(size)
+    axes = row_axes(figure, "ladder", _names(results), share=0.34, bottom=26)
     said = [_said(results, peaks, reports, row) for row in range(len(results))]
     # the axis leaves room for the longest text beside the longest bar
     room = max(map(text_width, said)) + 12
-    axes.set_xlim(0, most / max(1 - room / box_points(axes)[2], 0.3))
-    axes.grid(axis="x", color=GRID, linewidth=0.5, alpha=0.45)
-    unit = byte_axis(axes, "x", axes.get_xlim()[1])
+    most = max((peak for peak in peaks if peak), default=1)
+    unit = byte_axis(axes, "x", most / room_beside(axes, room, 0.3))
     before = None
-
-    for row, result in enumerate(results):
-        peak = peaks[row]
-        _draw(axes, row, peak, before, said[row], is_ok=result.outcome is Outcome.OK)
+    for row, (result, peak) in enumerate(zip(results, peaks, strict=True)):
+        color = INK if result.outcome is Outcome.OK else LIMIT
+        write(axes, _draw_rung(axes, row, peak, before), row, said[row], color=color)
         before = peak or before
 
     kind = "reserved" if is_reserved else "allocated"
-    write_title(figure, f"peak {unit} {kind} ({origin(results)}), rung by rung")
+    figure.head(f"peak {unit} {kind} ({origin(results)}), rung by rung")
     return figure
 
 
-def _draw(
-    axes: Axes, row: int, peak: int | None, before: int | None, said: str, *, is_ok: bool
-) -> None:
-    if before is not None and peak is not None and before > peak:
-        axes.barh(row, before - peak, left=peak, height=0.62, color=BAR, alpha=0.22)
-    if peak is not None:
-        axes.barh(row, peak, height=0.62, color=BAR)
-    start = max(peak or 0, before or 0) if peak is not None else 0
+def _draw_rung(axes: Axes, row: int, peak: int | None, before: int | None) -> float:
+    """Draw a peak, and pale what it is below that before; return where its text begins."""
     gap = axes.get_xlim()[1] * 0.01
-    write(axes, start + gap, row, said, color=INK if is_ok else LIMIT)
+    if peak is None:
+        return gap
+    axes.barh(row, peak, height=0.62, color=BAR)
+    if before is not None and before > peak:
+        axes.barh(row, before - peak, left=peak, height=0.62, color=BAR, alpha=0.22)
+    return max(peak, before or 0) + gap
 
 
 def _names(results: Sequence[StepResult]) -> list[str]:
@@ -204,22 +202,42 @@ def recommendations(ranked: Recommendations, *, size: Size = (7.4, 3.8)) -> Figu
     told = [*front, *(dot for dot in sure if dot.marker != "o")]
     fastest, slowest = min(dot.seconds for dot in dots), max(dot.seconds for dot in told)
     highest = max(dot.nbytes for dot in told)
-    is_limit_shown = ranked.limit_bytes <= 2 * highest
-    top = max(highest, ranked.limit_bytes * is_limit_shown)
+    limit = near(ranked.limit_bytes, highest)
+    top = max(highest, limit or 0)
     right = slowest + max(slowest - fastest, 0.2 * slowest)
     shown = [dot for dot in dots if dot.seconds <= right and dot.nbytes <= 1.1 * top]
 
-    figure = new_figure(size)
-    axes = data_axes(figure, "recommendations", margins=(34, 44, 10, 20))
+    figure = Picture(size)
+    axes = data_axes(figure, "recommendations", (34, 44, 10, 20))
     room = 0.12 * (right - fastest)  # for names, and for the limit's
-    axes.set(xlim=(max(fastest - room, 0.0), right + room), ylim=(0, 1.15 * top))
-    byte_unit, second_unit = byte_axis(axes, "y", axes.get_ylim()[1]), second_axis(axes, right)
-    draw_front(axes, front)
-    if is_limit_shown:
-        draw_limit(axes, ranked.limit_bytes, "")
-    draw_dots(axes, shown, ranked.limit_bytes if is_limit_shown else None, [front])
-    _write_around(figure, ranked, shown, byte_unit, second_unit, len(dots) - len(shown))
+    axes.set_xlim(max(fastest - room, 0.0), right + room)
+    byte_unit, second_unit = byte_axis(axes, "y", 1.15 * top), second_axis(axes, right)
+    draw_dots(axes, shown, [front], limit)
+
+    results = [*ranked.tried, *ranked.dropped, *(one.result for one in ranked)]
+    peak = next(peak for result in results if (peak := result.counted_peak))
+    figure.head(f"peak {byte_unit} {peak.kind} ({origin(results)})")
+    figure.foot(f"time per step, {second_unit}", y=23)
+    marks = _marks(shown)
+    if ranked.limit_bytes > axes.get_ylim()[1]:
+        marks.append(f"limit {format_bytes(ranked.limit_bytes)}, above this picture")
+    if num_outside := len(dots) - len(shown):
+        marks.append(f"{num_outside} slower or larger ones not shown")
+    write(figure, 6, 7, "   ".join(marks))
     return figure
+
+
+def _marks(shown: Sequence[Dot]) -> list[str]:
+    """Return what the marks of these dots mean."""
+    used = {dot.marker for dot in shown}
+    sure = {dot.is_hollow for dot in shown if not dot.is_small}
+    kinds = {
+        "● measured": False in sure,
+        "○ predicted": True in sure,
+        "∘ estimated": any(dot.is_small for dot in shown),
+    }
+    marks = [f"{IN_WORDS[marker]} {kind}" for kind, marker in MARKERS.items() if marker in used]
+    return [*marks, *(words for words, is_there in kinds.items() if is_there)]
 
 
 def _dots(ranked: Recommendations) -> list[Dot]:
@@ -272,36 +290,6 @@ def _changed(config: StepConfig) -> str:
     return ", ".join(changed) or "as it is"
 
 
-def _write_around(
-    figure: Figure,
-    ranked: Recommendations,
-    shown: Sequence[Dot],
-    byte_unit: str,
-    second_unit: str,
-    num_outside: int,
-) -> None:
-    """Write what the axes, the marks and the limit are."""
-    results = [*ranked.tried, *ranked.dropped, *(one.result for one in ranked)]
-    peak = next(peak for result in results if (peak := result.counted_peak))
-    write_title(figure, f"peak {byte_unit} {peak.kind} ({origin(results)})")
-
-    canvas, right = Canvas(figure), figure.get_size_inches()[0] * POINTS - 8
-    write(canvas, right, 23, f"time per step, {second_unit}", ha="right")
-    marks = [f"{IN_WORDS[marker]} {kind}" for kind, marker in MARKERS.items()
-             if any(dot.marker == marker for dot in shown)]  # fmt: skip
-    sure = {dot.is_hollow for dot in shown if not dot.is_small}
-    for words, is_there in (
-        ("● measured", False in sure),
-        ("○ predicted", True in sure),
-        ("∘ estimated", any(dot.is_small for dot in shown)),
-    ):
-        marks += [words] if is_there else []
-    outside = [f"{num_outside} slower or larger ones not shown"] if num_outside else []
-    if ranked.limit_bytes > figure.axes[0].get_ylim()[1]:
-        outside.insert(0, f"limit {format_bytes(ranked.limit_bytes)}, above this picture")
-    write(canvas, 6, 7, "   ".join([*marks, *outside]))
-
-
 # What changed between two sets of results, a row each: `plots.cost_changes`.
 
 MOST_ROWS = 24
@@ -331,28 +319,22 @@ def cost_changes(changes: CostChanges, *, size: Size = (9.0, 3.2)) -> Figure:
     if not changes.changes:
         return placeholder("Nothing was compared.", size=size)
 
-    rows = changes.changes[:MOST_ROWS]
-    figure, width = new_figure(size), size[0] * POINTS
+    rows, figure = changes.changes[:MOST_ROWS], Picture(size)
     heads = {f"{one.new.workload_name}, {one.new.device} ({one.new.source})" for one in rows}
     names = [str(one.new.config if len(heads) == 1 else one.new) for one in rows]
-    names = [shorten(name, 0.4 * width) for name in names]
-    left = max(text_width(name) for name in names) + 10
-    half = (width - left - 16) / 2
-    memory = data_axes(figure, "memory", margins=(left, 26, half + 16, 38))
-    name_ticks(memory, "y", range(len(rows)), names)
+    names = [shorten(name, 0.4 * figure.width) for name in names]
+    left = room_of(names)
+    memory, time = axes_beside(figure, ["memory", "time"], (left, 26, 8, 38), between=8)
+    name_rows(memory, names)
     _draw_cost_changes(memory, rows, [one.counted_peak for one in rows], changes.memory_tolerance)
-    time = data_axes(figure, "time", margins=(left + half + 8, 26, 8, 38))
-    time.set_yticks([])
     _draw_cost_changes(time, rows, [TIME] * len(rows), changes.time_tolerance)
 
-    overlay = Canvas(figure)
     more = len(changes.changes) - len(rows)
     title = "from old to new: " + (heads.pop() if len(heads) == 1 else "several workloads")
-    title += f" ({more} more settings are not drawn)" if more else ""
-    write(overlay, 6, overlay.height - 8, shorten(title, width - 10))
+    figure.head(title + (f" ({more} more settings are not drawn)" if more else ""))
     peaks = " or ".join(sorted({one.counted_peak for one in rows}))
-    write(overlay, left, overlay.height - 26, peaks)
-    write(overlay, left + half + 8, overlay.height - 26, TIME)
+    for axes, head in ((memory, peaks), (time, TIME)):
+        write(figure, box_points(axes)[0], figure.height - 26, head)
     return figure
 
 
@@ -390,14 +372,6 @@ OF_RUNS = {"EMA weights": "#5b6ea8", "kept outputs": "#c9643c", "KV cache": "#7d
 COLORS = {**{str(category): CATEGORY_COLORS[category] for category in STACK}, **OF_RUNS}
 ORDER = (str(Category.PARAMETERS), "EMA weights", *map(str, STACK[1:]), "kept outputs", "KV cache")
 RESERVED = CATEGORY_COLORS[Category.BUFFERS]
-STAGES_LEFT, STAGES_ABOVE, STAGES_BELOW, STAGES_BETWEEN, STAGES_RIGHT = (
-    96,
-    34,
-    46,
-    62,
-    62,
-)  # margins in points
-KEY_BOX = 7
 
 
 @checked(size=inches)
@@ -411,61 +385,48 @@ def run(result: RunResult, *, size: Size = (7.0, 3.0)) -> Figure:
     worst = result.worst
     if worst is None:
         return placeholder(result.message, size=size)
-    figure = new_figure(size)
-    has_reserved = result.peak_reserved_bytes is not None
-    width = size[0] * POINTS
-    inner = (width - STAGES_LEFT - STAGES_RIGHT - (STAGES_BETWEEN if has_reserved else 0)) / (
-        2 if has_reserved else 1
-    )
-    over_right = width - STAGES_LEFT - inner
-    left = data_axes(
-        figure, "allocated", margins=(STAGES_LEFT, STAGES_BELOW, over_right, STAGES_ABOVE)
-    )
-    names = [stage.name for stage in result.stages]
-    name_ticks(left, "y", range(len(names)), names)
-    allocated = [stage.peak_allocated_bytes for stage in result.stages]
-    head = _scaled(left, "allocated", allocated, None if has_reserved else result)
-    for place, stage in enumerate(result.stages):
-        _stack(left, place, stage)
-    heads = [(float(STAGES_LEFT), head)]
+    figure, stages = Picture(size), result.stages
+    peaks = {"allocated": [stage.peak_allocated_bytes for stage in stages]}
+    if result.peak_reserved_bytes is not None:
+        peaks["reserved"] = [stage.peak_reserved_bytes or 0 for stage in stages]
+    panes = axes_beside(figure, list(peaks), (96, 46, 62, 34), between=62)
+    for axes, (kind, nbytes) in zip(panes, peaks.items(), strict=True):
+        head = _scaled(axes, kind, nbytes, result if axes is panes[-1] else None)
+        write(figure, box_points(axes)[0], figure.height - 24, head)
+    name_ticks(panes[0], "y", range(len(stages)), [stage.name for stage in stages])
+    for place, stage in enumerate(stages):
+        begin = 0
+        for name in ORDER:
+            held = stage.bytes_by_category.get(name, 0)
+            _draw_stage(panes[0], place, begin, held, facecolor=COLORS[name], label=name)
+            begin += held
+        for axes in panes[1:]:
+            _draw_stage(axes, place, 0, stage.peak_reserved_bytes or 0, color=RESERVED)
 
-    if has_reserved:
-        begin = STAGES_LEFT + inner + STAGES_BETWEEN
-        right = data_axes(
-            figure, "reserved", margins=(begin, STAGES_BELOW, STAGES_RIGHT, STAGES_ABOVE)
-        )
-        right.set_yticks([])
-        reserved = [stage.peak_reserved_bytes or 0 for stage in result.stages]
-        head = _scaled(right, "reserved", reserved, result)
-        for place, nbytes in enumerate(reserved):
-            right.add_patch(Rectangle((0, place - 0.32), nbytes, 0.64, color=RESERVED, linewidth=0))
-        heads.append((begin, head))
-
-    canvas = Canvas(figure)
-    for x, head in heads:
-        write(canvas, x, canvas.height - 24, head)
-    _key(canvas, result.stages)
-    write_title(figure, f"{result.source}, {result.device}: the peak is in the {worst.name}")
+    there = [name for name in ORDER if any(stage.bytes_by_category.get(name) for stage in stages)]
+    figure.swatches([(COLORS[name], name.replace("_", " ")) for name in there], 15, line=12)
+    figure.head(f"{result.source}, {result.device}: the peak is in the {worst.name}")
     return figure
+
+
+def _draw_stage(axes: Axes, place: int, begin: int, nbytes: int, **style: Any) -> None:
+    axes.add_patch(Rectangle((begin, place - 0.32), nbytes, 0.64, linewidth=0, **style))
 
 
 def _scaled(axes: Axes, kind: str, peaks: Sequence[int], judged: RunResult | None) -> str:
     """Set the range of an axis, draw bytes and limit; return what the axis shows, in words."""
     limit = None if judged is None else judged.memory_limit_bytes
     highest = max(*peaks, 1)
-    shown = limit if limit is not None and limit <= 2 * highest else None
-    axes.set(xlim=(0, 1.04 * max(highest, shown or 0)), ylim=(len(peaks) - 0.5, -0.5))
-    unit = byte_axis(axes, "x", axes.get_xlim()[1])
+    shown = near(limit, highest)
+    axes.set_ylim(len(peaks) - 0.5, -0.5)
+    unit = byte_axis(axes, "x", 1.04 * max(highest, shown or 0))
     for place, nbytes in enumerate(peaks):
-        is_highest = nbytes == highest
         fits = judged is None or judged.stages[place].fits is not False
-        label = f" {format_bytes(nbytes)}"
-        write(
-            axes, _beginning(axes, nbytes, label, shown), place, label,
-            fontweight="bold" if is_highest else "normal", **({} if fits else {"color": LIMIT}),
-        )  # fmt: skip
+        label, weight = f" {format_bytes(nbytes)}", "bold" if nbytes == highest else "normal"
+        x = _beginning(axes, nbytes, label, shown)
+        write(axes, x, place, label, fontweight=weight, color=INK if fits else LIMIT)
     if shown is not None:
-        axes.axvline(shown, color=LIMIT, linestyle=(0, (5, 3)), linewidth=1, label="limit")
+        axes.axvline(shown, **LIMIT_LINE)
     limit_words = "" if limit is None else f", limit {format_bytes(limit)}"
     return f"{unit} {kind}{limit_words}"
 
@@ -475,32 +436,6 @@ def _beginning(axes: Axes, nbytes: int, label: str, limit: int | None) -> int:
     bytes_per_point = axes.get_xlim()[1] / box_points(axes)[2]
     crosses = limit is not None and nbytes < limit < nbytes + text_width(label) * bytes_per_point
     return limit if limit is not None and crosses else nbytes
-
-
-def _stack(axes: Axes, place: int, stage: StageCost) -> None:
-    """Draw the bar of a stage, by what its bytes are for."""
-    begin = 0
-    for name in ORDER:
-        nbytes = stage.bytes_by_category.get(name, 0)
-        box = Rectangle(
-            (begin, place - 0.32), nbytes, 0.64, facecolor=COLORS[name], linewidth=0, label=name
-        )
-        axes.add_patch(box)
-        begin += nbytes
-
-
-def _key(canvas: Canvas, stages: Sequence[StageCost]) -> None:
-    """Name the colours of what is there, from left to right; what does not fit goes below."""
-    there = [name for name in ORDER if any(stage.bytes_by_category.get(name) for stage in stages)]
-    x, y = 8.0, 18.0
-    for name in there:
-        label = name.replace("_", " ")
-        wide = KEY_BOX + 3 + text_width(label) + 8
-        if x + wide > canvas.width:
-            x, y = 8.0, y - 12
-        canvas.add_artist(Rectangle((x, y - 3), KEY_BOX, KEY_BOX, color=COLORS[name], linewidth=0))
-        write(canvas, x + KEY_BOX + 3, y, label)
-        x += wide
 
 
 # `lengths`: the peak of a batch against its longest sample, over the lengths of the samples.
@@ -527,41 +462,40 @@ def lengths(result: LengthsResult, *, size: Size = (4.4, 3.4)) -> Figure:
         result: what `predict_lengths` returned.
         size: in inches.
     """
-    figure = new_figure(size)
-    half = BELOW + SHARE_BELOW * (size[1] * POINTS - BELOW - ABOVE)
-    upper = data_axes(figure, "peak", margins=(LEFT, half + BETWEEN, RIGHT, ABOVE))
-    lower_top = size[1] * POINTS - half
-    lower = data_axes(figure, "lengths", margins=(LEFT, BELOW, RIGHT, lower_top))
-    unit = _draw_peaks(upper, result)
-    _draw_lengths(lower, result)
+    figure = Picture(size)
+    half = BELOW + SHARE_BELOW * (figure.height - BELOW - ABOVE)
+    upper = data_axes(figure, "peak", (LEFT, half + BETWEEN, RIGHT, ABOVE))
+    lower = data_axes(figure, "lengths", (LEFT, BELOW, RIGHT, figure.height - half))
     for axes in (upper, lower):
         axes.set_xlim(0, 1.03 * result.data.longest)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        axes.grid(axis="x", color=GRID, linewidth=0.5, alpha=0.45)
+        axes.grid(axis="x", **GRID_LINES)
     upper.set_xticklabels([])
+    unit = _draw_peaks(upper, result)
+    _draw_lengths(lower, result)
 
-    peak = result.worst.counted_peak
+    peak, chance = result.worst.counted_peak, result.chance_above_limit
     assert peak is not None
-    write_title(figure, f"peak {unit} {peak.kind} of a batch ({origin([result.worst])})")
-    canvas = Canvas(figure)
-    write(canvas, 6, half + 8, shorten(_below_words(result), size[0] * POINTS - 12))
-    write(canvas, size[0] * POINTS - 8, 7, f"{result.unit} of the longest sample", ha="right")
+    figure.head(f"peak {unit} {peak.kind} of a batch ({origin([result.worst])})")
+    over = f"; {format_percent(chance)} of random batches do not fit" if chance else ""
+    write(figure, 6, half + 8, shorten(f"samples{over}", figure.width - 12))
+    figure.foot(f"{result.unit} of the longest sample")
     return figure
 
 
 def _draw_peaks(axes: Axes, result: LengthsResult) -> str:
     """Draw the curve, its end and the limit; return the unit of the bytes."""
-    highest, limit = int(result.curve_bytes.max()), result.memory_limit_bytes
-    shown = limit if limit is not None and limit <= 2 * highest else None
-    axes.set(ylim=(0, 1.15 * max(highest, shown or 0)), xlim=(0, 1.03 * result.data.longest))
-    unit = byte_axis(axes, "y", axes.get_ylim()[1])
+    highest = int(result.curve_bytes.max())
+    shown = near(result.memory_limit_bytes, highest)
+    top = 1.15 * max(highest, shown or 0)
+    unit = byte_axis(axes, "y", top)
     axes.plot(result.curve_lengths, result.curve_bytes, color=LINE, linewidth=1.6, label="peak")
     axes.plot([result.data.longest], [result.curve_bytes[-1]], "o", color=LINE, label="worst batch")
     if shown is not None:
-        axes.axhline(shown, color=LIMIT, linestyle=(0, (5, 3)), linewidth=1, label="limit")
+        axes.axhline(shown, **LIMIT_LINE)
         # at the right, where the curve is far above a limit that it crosses
-        words, above = f"limit {format_bytes(shown)}", shown + ABOVE_LINE * axes.get_ylim()[1]
-        write(axes, axes.get_xlim()[1], above, words, color=LIMIT, ha="right", va="bottom")
+        x, y, words = axes.get_xlim()[1], shown + ABOVE_LINE * top, f"limit {format_bytes(shown)}"
+        write(axes, x, y, words, color=LIMIT, ha="right", va="bottom")
     return unit
 
 
@@ -573,17 +507,13 @@ def _draw_lengths(axes: Axes, result: LengthsResult) -> None:
     fit, over = (np.histogram(data[which], bins=edges)[0] for which in (~is_over, is_over))
     style = {"align": "edge", "width": edges[1], "linewidth": 0}
     axes.bar(edges[:-1], fit, color=BARS, label="samples", **style)
-    axes.bar(
-        edges[:-1], over, bottom=fit, color="none", edgecolor=LIMIT, hatch="//////",
-        label="too long", **style,
-    )  # fmt: skip
+    hatched: dict[str, Any] = {
+        "color": "none",
+        "edgecolor": LIMIT,
+        "hatch": "//////",
+        "label": "too long",
+    }
+    axes.bar(edges[:-1], over, bottom=fit, **hatched, **style)
     axes.set_ylim(0, 1.1 * int((fit + over).max()))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
-    axes.grid(axis="y", color=GRID, linewidth=0.5, alpha=0.45)
-
-
-def _below_words(result: LengthsResult) -> str:
-    """Return what the lower picture shows, and how likely a batch is that does not fit."""
-    chance = result.chance_above_limit
-    over = "" if not chance else f"; {format_percent(chance)} of random batches do not fit"
-    return f"samples{over}"
+    axes.grid(axis="y", **GRID_LINES)

@@ -1,16 +1,15 @@
-"""The timeline of a memory snapshot, public as `plots.snapshot_timeline`.
+"""Pictures of memory snapshots, public as `plots.snapshot_*`.
 
-It draws what `open_snapshot` found and computes no memory of its own.
+They draw what `open_snapshot` and `Snapshot.compare` found and compute no memory of their own.
 """
 
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
 
 from memlab._util.checks import checked
 from memlab._util.units import format_bytes
@@ -18,36 +17,46 @@ from memlab.figures.look import (
     CATEGORY_COLORS,
     CATEGORY_LABELS,
     GRID,
-    HALO,
-    INK,
+    GRID_LINES,
     LIMIT,
-    LINE,
-    POINTS,
     STACK,
-    Canvas,
+    Picture,
     Size,
     box_points,
     byte_axis,
     data_axes,
     inches,
-    new_figure,
     placeholder,
     shorten,
-    text_width,
     write,
 )
-from memlab.figures.peak import LEAST_TILE, MOST_TILES, draw_category, draw_unnamed, squarified
-from memlab.figures.timeline import PHASE_TONES, area, draw_key, stairs, stroke, thin
+from memlab.figures.peak import LEAST_TILE, MOST_TILES, Tile, draw_map
+from memlab.figures.timeline import (
+    PHASE_TONES,
+    Floats,
+    Row,
+    area,
+    begins_of,
+    draw_areas,
+    draw_total,
+    mark_peak,
+    mark_spans,
+    memory_axes,
+    stairs,
+    stroke,
+    thin,
+)
 from memlab.integrations.snapshot import Snapshot, SnapshotTimeline
 from memlab.integrations.snapshot_blocks import BELOW, SKIPPED_STEPS, UNKNOWN, RunPhase
 from memlab.integrations.snapshot_comparison import SnapshotComparison, signed
-from memlab.trace import PHASES, Category
+from memlab.trace import PHASES, Category, Phase
 
 # From bottom to top. What is unknown has the grey of no category.
 COLORS = {**{str(name): CATEGORY_COLORS[name] for name in STACK}, UNKNOWN: GRID}
 LABELS = {**{str(name): CATEGORY_LABELS[name] for name in STACK}, UNKNOWN: UNKNOWN}
 RUN_PHASE_TONES = {RunPhase.BUILD: 0.1, RunPhase.DATA: 0.1, RunPhase.FORWARD: 0.25,
                RunPhase.BACKWARD: 0.5, RunPhase.OPTIMIZER: 0.8}  # fmt: skip
+MOST_STEPS = 40  # that are marked
 
 
 @checked(size=inches)
@@ -62,30 +71,35 @@ def snapshot_timeline(snapshot: Snapshot, *, size: Size = (9.0, 3.4)) -> Figure:
         snapshot: what `memlab.open_snapshot` returned.
         size: in inches; below 6.4 the key moves under the picture.
     """
-    timeline = snapshot.timeline
-    figure, beside = new_figure(size), size[0] >= 6.4
-    rows = _key(timeline)
-    under = 0 if beside else -(-len(rows) // 2)
-    margins = (36.0, 22.0 + 13 * under, 176.0 if beside else 6.0, 36.0)
-    axes = data_axes(figure, "snapshot", margins=margins)
-    reserved = timeline.reserved_bytes
-    top = max(snapshot.peak_allocated_bytes, 0 if reserved is None else int(reserved.max()), 1)
-    axes.set(xlim=(0, 1), ylim=(0, 1.12 * top), xticks=[])
-    axes.spines["bottom"].set_visible(False)
-    unit = byte_axis(axes, "y", axes.get_ylim()[1])
-    _draw_stack(axes, timeline)
-    _mark_steps(axes, timeline)
+    figure, timeline = Picture(size), snapshot.timeline
+    reserved, peak = timeline.reserved_bytes, snapshot.peak_allocated_bytes
+    top = max(peak, 0 if reserved is None else int(reserved.max()))
+    axes, unit = memory_axes(figure, "snapshot", top, _key(timeline))
+    rows = thin(timeline.total_bytes)
+    whole = max(timeline.num_events, 1)
+    x = timeline.events[rows] / whole
+    columns = [timeline.categories.index(name) for name in COLORS]
+    named = [(COLORS[name], LABELS[name]) for name in COLORS]
+    draw_areas(axes, x, timeline.bytes_by_category[rows][:, columns], named)
+    if reserved is not None:
+        draw_total(axes, x, reserved[rows], "reserved")
+    ends = (timeline.step_ends / whole).tolist()
+    for end in ends if len(ends) <= MOST_STEPS else ():
+        stroke(axes, [end, end], axes.get_ylim(), **GRID_LINES, zorder=1.5)
 
-    overlay = Canvas(figure)
-    title = f"{unit} allocated (snapshot, device {snapshot.device}, {snapshot.num_events:,} events)"
-    write(overlay, 4, size[1] * POINTS - 8, shorten(title, size[0] * POINTS - 8))
-    _mark_phases(axes, overlay, timeline)
-    _mark_peak(axes, overlay, snapshot)
-    draw_key(overlay, rows, beside=beside)
+    device, num_events = snapshot.device, f"{snapshot.num_events:,} events"
+    figure.head(f"{unit} allocated (snapshot, device {device}, {num_events})", left=4)
+    begins = begins_of(timeline.phase)
+    starts, phases = timeline.events[begins] / whole, map(RunPhase, timeline.phase[begins].tolist())
+    _mark_phases(axes, starts, list(phases), RUN_PHASE_TONES)
+    text = f"peak {format_bytes(peak)}"
+    if snapshot.peak_holdings:
+        text += f", the largest part by {snapshot.peak_holdings[0].place}"
+    mark_peak(axes, timeline.events[timeline.peak_index] / whole, peak, [text])
     return figure
 
 
-def _key(timeline: SnapshotTimeline) -> list[tuple[str, str, str]]:
+def _key(timeline: SnapshotTimeline) -> list[Row]:
     at_peak = timeline.peak_by_category
     present = dict(zip(timeline.categories, timeline.bytes_by_category.max(axis=0), strict=True))
     rows = [(COLORS[name], LABELS[name], format_bytes(at_peak[name]))
@@ -95,59 +109,18 @@ def _key(timeline: SnapshotTimeline) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _draw_stack(axes: Axes, timeline: SnapshotTimeline) -> None:
-    """Draw every category's upper edge down to zero, the highest first, and reserved bytes."""
-    rows = thin(timeline.total_bytes)
-    x = timeline.events[rows] / max(timeline.num_events, 1)
-    columns = [timeline.categories.index(name) for name in COLORS]
-    tops = timeline.bytes_by_category[rows][:, columns].cumsum(axis=1)
-    for k, name in reversed(list(enumerate(COLORS))):
-        if timeline.bytes_by_category[:, columns[k]].any():
-            area(axes, *stairs(x, tops[:, k]), facecolor=COLORS[name], label=LABELS[name])
-    if timeline.reserved_bytes is not None:
-        xs, ys = stairs(x, timeline.reserved_bytes[rows])
-        stroke(axes, xs, ys, color=HALO, alpha=0.75, linewidth=2.8, zorder=4)
-        stroke(axes, xs, ys, color=LINE, linewidth=1.2, zorder=4, label="reserved")
-
-
-def _mark_steps(axes: Axes, timeline: SnapshotTimeline, most: int = 40) -> None:
-    for end in timeline.step_ends.tolist() if len(timeline.step_ends) <= most else ():
-        x = end / max(timeline.num_events, 1)
-        stroke(axes, [x, x], axes.get_ylim(), color=GRID, linewidth=0.5, alpha=0.45, zorder=1.5)
-
-
-def _mark_phases(axes: Axes, overlay: Canvas, timeline: SnapshotTimeline) -> None:
+def _mark_phases(
+    axes: Axes, starts: Floats, phases: Sequence[Phase | RunPhase], tones: Mapping[Any, float]
+) -> None:
     """Mark phases by a strip of tones under the axis; a stretch below half a point is left out."""
-    left, bottom, width, _ = box_points(axes)
-    begins = np.r_[0, np.flatnonzero(np.diff(timeline.phase)) + 1]
-    edges = [*(timeline.events[begins] / max(timeline.num_events, 1)).tolist(), 1.0]
-    for begin, (start, end) in zip(begins.tolist(), pairwise(edges), strict=True):
-        phase, room = RunPhase(int(timeline.phase[begin])), (end - start) * width
-        if phase in RUN_PHASE_TONES and room > 0.5:
-            overlay.add_artist(
-                Rectangle((left + start * width, bottom - 6), max(room - 0.5, 0.3), 4, color=INK,
-                          alpha=RUN_PHASE_TONES[phase], linewidth=0)
-            )  # fmt: skip
-            name = phase.name.lower()
-            if room > text_width(name):
-                write(overlay, left + (start + end) / 2 * width, bottom - 14, name, ha="center")
-
-
-def _mark_peak(axes: Axes, overlay: Canvas, snapshot: Snapshot) -> None:
-    timeline = snapshot.timeline
-    at = timeline.peak_index
-    x, y = timeline.events[at] / max(timeline.num_events, 1), snapshot.peak_allocated_bytes
-    left, bottom, width, height = box_points(axes)
-    stroke(axes, [x, x], [y, axes.get_ylim()[1]], color=INK, linewidth=0.7, zorder=4)
-    stroke(axes, [x], [y], linestyle="", marker="o", color=INK, markersize=4, zorder=5,
-           label="peak")  # fmt: skip
-    right = overlay.width - 6
-    text = f"peak {format_bytes(y)}"
-    if snapshot.peak_holdings:
-        text += f", the largest part by {snapshot.peak_holdings[0].place}"
-    text = shorten(text, right - left)
-    start = max(left, min(left + x * width - 4, right - text_width(text)))
-    write(overlay, start, bottom + height + 8, text)
+    least = 0.5 / box_points(axes)[2]
+    edges = [*starts.tolist(), 1.0]
+    spans = [
+        (start, end, tones[phase], phase.name.lower())
+        for phase, start, end in zip(phases, edges, edges[1:], strict=False)
+        if phase in tones and end - start > least
+    ]
+    mark_spans(axes, spans, 0.5)
 
 
 # Who holds the peak of a memory snapshot, as a treemap: `plots.snapshot_peak`.
@@ -168,35 +141,28 @@ def snapshot_peak(snapshot: Snapshot, *, size: Size = (9.0, 4.6)) -> Figure:
     if not peak:
         return placeholder("Nothing is allocated in this snapshot.", size=size)
 
-    figure = new_figure(size)
-    overlay = Canvas(figure)
-    width, height = overlay.width, overlay.height
-    title = f"peak {format_bytes(peak)} allocated (snapshot, device {snapshot.device})"
-    write(overlay, 6, height - 9, shorten(title, size[0] * POINTS - 10))
-    sizes = {name: snapshot.peak_by_category[name] for name in COLORS
-             if snapshot.peak_by_category[name]}  # fmt: skip
-    ranked = sorted(sizes, key=lambda name: -sizes[name])
-    boxes = squarified([sizes[name] for name in ranked], (6.0, 20.0, width - 12, height - 40))
-    unnamed = []
-    for name, box in zip(ranked, boxes, strict=True):
-        named = COLORS[name], LABELS[name]
-        tiles = _tiles(snapshot, name, sizes[name])
-        if not draw_category(overlay, named, box, tiles, sizes[name], peak):
-            unnamed.append((*named, sizes[name]))
-    draw_unnamed(overlay, unnamed)
+    figure = Picture(size)
+    figure.head(
+        f"peak {format_bytes(peak)} allocated (snapshot, device {snapshot.device})", below=9
+    )
+    sizes = snapshot.peak_by_category
+    parts = [
+        (COLORS[name], LABELS[name], sizes[name], _tiles(snapshot, name, sizes[name]))
+        for name in COLORS
+        if sizes[name]
+    ]
+    draw_map(figure, parts, peak)
     return figure
 
 
-def _tiles(snapshot: Snapshot, category: str, nbytes: int) -> list[tuple[str, int]]:
+def _tiles(snapshot: Snapshot, category: str, nbytes: int) -> list[Tile]:
     """Return name and bytes of the places that hold most of a category, then the rest."""
-    places: dict[str, int] = {}
+    places = Counter[str]()
     for held in snapshot.peak_holdings:
         if held.category == category:
-            own = held.place.split(BELOW)[0]
-            places[own] = places.get(own, 0) + held.nbytes
+            places[held.place.split(BELOW)[0]] += held.nbytes
     least = LEAST_TILE * snapshot.peak_allocated_bytes
-    large = [item for item in places.items() if item[1] >= least]
-    large = sorted(large, key=lambda item: -item[1])[:MOST_TILES]
+    large = [tile for tile in places.most_common(MOST_TILES) if tile[1] >= least]
     left = nbytes - sum(size for _, size in large)
     return [*large, ("other", left)] if left and large else large
 
@@ -221,24 +187,23 @@ def snapshot_growth(snapshot: Snapshot, *, size: Size = (9.0, 3.0)) -> Figure:
         return placeholder(text, size=size)
 
     shown = snapshot.leaks[:MOST_LINES]
-    figure = new_figure(size)
-    axes = data_axes(figure, "growth", margins=(36, 26 + 14 * len(shown), 10, 22))
+    figure = Picture(size)
+    axes = data_axes(figure, "growth", (36, 26 + 14 * len(shown), 10, 22))
     steps = range(SKIPPED_STEPS + 1, SKIPPED_STEPS + 1 + len(shown[0].bytes_at_step_ends))
-    top = max(leak.bytes_at_step_ends[-1] for leak in shown)
-    axes.set(xlim=(steps[0], steps[-1]), ylim=(0, 1.08 * top))
-    unit = byte_axis(axes, "y", axes.get_ylim()[1])
-    overlay, width = Canvas(figure), size[0] * POINTS
+    axes.set_xlim(steps[0], steps[-1])
+    unit = byte_axis(axes, "y", 1.08 * max(leak.bytes_at_step_ends[-1] for leak in shown))
     for row, leak in enumerate(shown):
-        color, marker = CATEGORY_COLORS[STACK[row]], MARKERS[row]
-        axes.plot(steps, leak.bytes_at_step_ends, color=color, marker=marker, markersize=4,
-                  markevery=max(1, len(steps) // 12), linewidth=1.6, label=leak.place)  # fmt: skip
+        style: dict[str, Any] = {
+            "color": CATEGORY_COLORS[STACK[row]], "marker": MARKERS[row], "markersize": 4,
+            "linewidth": 1.6,
+        }  # fmt: skip
+        every = max(1, len(steps) // 12)
+        axes.plot(steps, leak.bytes_at_step_ends, markevery=every, label=leak.place, **style)
         y = 14 * (len(shown) - row) - 6
-        line = Line2D([8, 24], [y, y], color=color, marker=marker, markersize=4, linewidth=1.6)
-        overlay.add_artist(line)
+        figure.place(Line2D([8, 24], [y, y], **style))
         text = f"{format_bytes(leak.bytes_per_step)} a step: {leak.place}"
-        write(overlay, 32, y, shorten(text, width - 40))
-
-    write(overlay, 4, size[1] * POINTS - 8, f"{unit} held at the end of each step", color=INK)
+        write(figure, 32, y, shorten(text, figure.width - 40))
+    write(figure, 4, figure.height - 8, f"{unit} held at the end of each step")
     return figure
 
 
@@ -266,40 +231,34 @@ def snapshot_fragmentation(snapshot: Snapshot, *, size: Size = (9.0, 3.4)) -> Fi
     if moment is None or not moment.segments:
         return placeholder("This snapshot lists no segment of reserved memory.", size=size)
 
-    shown = moment.segments[:MOST_BARS]
-    request = moment.requested_bytes
-    figure = new_figure(size)
-    axes = data_axes(figure, "segments", margins=(6, 20, 6, 34))
-    longest = max(shown[0].nbytes, request or 0)
+    shown, request = moment.segments[:MOST_BARS], moment.requested_bytes
+    figure = Picture(size)
+    axes = data_axes(figure, "segments", (6, 20, 6, 34))
     first = 1 if request is not None else 0
-    axes.set(xlim=(0, longest), ylim=(max(len(shown) + first, FEWEST_BARS) - 0.5, -0.5), yticks=[])
-    unit = byte_axis(axes, "x", longest)
+    axes.set(ylim=(max(len(shown) + first, FEWEST_BARS) - 0.5, -0.5), yticks=[])
+    unit = byte_axis(axes, "x", max(shown[0].nbytes, request or 0))
     if request is not None:
         axes.barh(0, request, height=0.8, facecolor="none", edgecolor=LIMIT, hatch="////",
                   label="request")  # fmt: skip
     for row, segment in enumerate(shown, start=first):
         axes.barh(row, segment.nbytes, height=0.8, color=GRID, alpha=0.35, linewidth=0,
                   label="reserved")  # fmt: skip
-        parts = [(offset, nbytes) for offset, nbytes in segment.used]
-        axes.broken_barh(parts, (row - 0.4, 0.8), facecolors=USED, linewidth=0)
+        axes.broken_barh(list(segment.used), (row - 0.4, 0.8), facecolors=USED, linewidth=0)
 
-    overlay, width = Canvas(figure), size[0] * POINTS - 10
     when = "at the out-of-memory" if request is not None else "at the end"
-    count = f"{len(shown)} largest of {len(moment.segments)}" if len(moment.segments) > len(shown) \
-        else str(len(shown))  # fmt: skip
-    title = f"{unit} of segments {when} ({count}): filled is in use, pale is free"
-    write(overlay, 6, size[1] * POINTS - 8, shorten(title, width))
-    said = f"{format_bytes(moment.free_bytes)} free in {moment.num_holes} holes, the largest " \
-        f"{format_bytes(moment.largest_hole_bytes)}"  # fmt: skip
+    more = f" largest of {len(moment.segments)}" if len(moment.segments) > len(shown) else ""
+    figure.head(f"{unit} of segments {when} ({len(shown)}{more}): filled is in use, pale is free")
+    largest = format_bytes(moment.largest_hole_bytes)
+    said = (
+        f"{format_bytes(moment.free_bytes)} free in {moment.num_holes} holes, the largest {largest}"
+    )
     if request is not None:
         said = f"hatched: {format_bytes(request)} requested; {said}"
-    write(overlay, 6, size[1] * POINTS - 22, shorten(said, width))
+    figure.head(said, below=22)
     return figure
 
 
-# A step of a memory snapshot over its prediction, public as `plots.snapshot_comparison`.
-#
-# It draws what `Snapshot.compare` found and computes no memory of its own.
+# A step of a memory snapshot over its prediction: `plots.snapshot_comparison`.
 
 COLOR = CATEGORY_COLORS[Category.ACTIVATIONS]
 
@@ -316,69 +275,29 @@ def snapshot_comparison(comparison: SnapshotComparison, *, size: Size = (9.0, 3.
         comparison: what `Snapshot.compare` returned.
         size: in inches; below 6.4 the key moves under the picture.
     """
-    figure, beside = new_figure(size), size[0] >= 6.4
-    more = comparison.measured_peak_bytes - comparison.predicted_peak_bytes
-    rows = [
-        (COLOR, "predicted", format_bytes(comparison.predicted_peak_bytes)),
-        ("-", "snapshot", format_bytes(comparison.measured_peak_bytes)),
-        ("", "difference", signed(more)),
+    figure = Picture(size)
+    measured, predicted = comparison.measured_peak_bytes, comparison.predicted_peak_bytes
+    key = [
+        (COLOR, "predicted", format_bytes(predicted)),
+        ("-", "snapshot", format_bytes(measured)),
+        ("", "difference", signed(measured - predicted)),
     ]
-    margins = (36.0, 22.0 + (0 if beside else 26), 176.0 if beside else 6.0, 36.0)
-    axes = data_axes(figure, "comparison", margins=margins)
-    top = max(comparison.measured_peak_bytes, comparison.predicted_peak_bytes, 1)
-    axes.set(xlim=(0, 1), ylim=(0, 1.12 * top), xticks=[])
-    axes.spines["bottom"].set_visible(False)
-    unit = byte_axis(axes, "y", axes.get_ylim()[1])
-    area(axes, *_curve(comparison.predicted), facecolor=COLOR, label="predicted")
-    xs, ys = _curve(comparison.measured)
-    stroke(axes, xs, ys, color=HALO, alpha=0.75, linewidth=3.2, zorder=4)
-    stroke(axes, xs, ys, color=LINE, linewidth=1.4, zorder=4, label="snapshot")
-
-    overlay = Canvas(figure)
-    width = size[0] * POINTS - 8
-    title = f"{unit} allocated in a step ({comparison.workload_name}, {comparison.device})"
-    write(overlay, 4, size[1] * POINTS - 8, shorten(title, width))
-    _mark_phases_snapshot_comparison(axes, overlay, comparison)
-    _mark_difference(axes, overlay, comparison)
-    draw_key(overlay, rows, beside=beside)
-    return figure
-
-
-def _curve(live: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    axes, unit = memory_axes(figure, "comparison", max(measured, predicted), key)
+    live = comparison.predicted
     rows = thin(live)
-    return stairs(rows / len(live), live[rows])
+    area(axes, *stairs(rows / len(live), live[rows]), facecolor=COLOR, label="predicted")
+    live = comparison.measured
+    rows = thin(live)
+    draw_total(axes, rows / len(live), live[rows], "snapshot", wider=0.2)
 
-
-def _mark_phases_snapshot_comparison(
-    axes: Axes, overlay: Canvas, comparison: SnapshotComparison
-) -> None:
-    """Mark phases by a strip of tones under the axis."""
-    left, bottom, width, _ = box_points(axes)
-    phase, count = comparison.phase, len(comparison.phase)
-    begins = np.r_[0, np.flatnonzero(np.diff(phase)) + 1]
-    for begin, (start, end) in zip(begins.tolist(), pairwise([*begins.tolist(), count]),
-                                   strict=True):  # fmt: skip
-        name, room = PHASES[phase[begin]], (end - start) / count * width
-        if name in PHASE_TONES and room > 0.5:
-            at = left + start / count * width
-            overlay.add_artist(Rectangle((at, bottom - 6), max(room - 0.5, 0.3), 4, color=INK,
-                                         alpha=PHASE_TONES[name], linewidth=0))  # fmt: skip
-            if room > text_width(str(name)):
-                write(overlay, at + room / 2, bottom - 14, str(name), ha="center")
-
-
-def _mark_difference(axes: Axes, overlay: Canvas, comparison: SnapshotComparison) -> None:
-    """Mark the higher peak, and say what differs most there."""
+    step = f"{comparison.workload_name}, {comparison.device}"
+    figure.head(f"{unit} allocated in a step ({step})", left=4)
+    begins = begins_of(comparison.phase)
+    phases = [PHASES[number] for number in comparison.phase[begins]]
+    _mark_phases(axes, begins / len(comparison.phase), phases, PHASE_TONES)
     higher = max(comparison.measured, comparison.predicted, key=lambda live: int(live.max()))
-    x, y = int(higher.argmax()) / len(higher), int(higher.max())
-    left, bottom, width, height = box_points(axes)
-    stroke(axes, [x, x], [y, axes.get_ylim()[1]], color=INK, linewidth=0.7, zorder=4)
-    stroke(axes, [x], [y], linestyle="", marker="o", color=INK, markersize=4, zorder=5,
-           label="peak")  # fmt: skip
-    first = next(iter(comparison.differences), None)
-    text = f"peak {format_bytes(y)}"
-    text += f", the largest difference: {first.name}" if first else ", nothing differs"
-    right = overlay.width - 6
-    text = shorten(text, right - left)
-    start = max(left, min(left + x * width - 4, right - text_width(text)))
-    write(overlay, start, bottom + height + 8, text)
+    y, first = int(higher.max()), next(iter(comparison.differences), None)
+    said = f"the largest difference: {first.name}" if first else "nothing differs"
+    at = int(higher.argmax()) / len(higher)
+    mark_peak(axes, at, y, [f"peak {format_bytes(y)}, {said}"])
+    return figure

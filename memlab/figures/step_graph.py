@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -11,18 +12,16 @@ from memlab._util.checks import checked
 from memlab.figures.look import (
     CATEGORY_COLORS,
     GRID,
-    INK,
     LIMIT,
-    POINTS,
-    Canvas,
+    Picture,
     Size,
+    axes_beside,
     box_points,
     byte_axis,
-    data_axes,
     inches,
     name_ticks,
-    new_figure,
     placeholder,
+    room_of,
     second_axis,
     shorten,
     text_width,
@@ -65,46 +64,41 @@ def step_graph(table: GraphTable, *, size: Size = (9.0, 7.0)) -> Figure:
     rows = _without_empty(table.rows)
     if len(rows) > MOST_SINGLE:
         rows = _folded(rows)
-    shown = rows[:MOST_ROWS]
-    figure, width = new_figure(size), size[0] * POINTS
-    names = [shorten(row.name, 0.3 * width) for row in shown]
-    left = max([text_width(name) for name in names], default=0) + ARCS + 10
-    half = (width - left - 22) / 2
-    memory = data_axes(figure, "bytes", margins=(left, 18, half + 22, 38))
-    times = data_axes(figure, "seconds", margins=(left + half + 14, 18, 8, 38))
+    shown, figure = rows[:MOST_ROWS], Picture(size)
+    names = [shorten(row.name, 0.3 * figure.width) for row in shown]
+    left, panes = room_of(names) + ARCS, ["bytes", "seconds"]
+    memory, times = axes_beside(figure, panes, (left, 18, 8, 38), between=14)
+    name_ticks(memory, "y", range(len(shown)), names)
     for axes in (memory, times):
         axes.set_ylim(len(shown) - 0.4, -0.6)
-    name_ticks(memory, "y", range(len(shown)), names)
-    times.set_yticks([])
-    unit = _draw_bytes(memory, shown)
-    _draw_arcs(memory, shown, left - ARCS, half)
-    second = _draw_times(times, shown)
+    unit, second = _draw_bytes(memory, shown), _draw_times(times, shown)
+    _draw_arcs(memory, shown, left - ARCS)
 
     more = len(rows) - len(shown)
     title = f"{table.workload_name}, {table.device}: by {table.traced_by}"
-    title += f" ({more} more rows are not drawn)" if more else ""
-    overlay = Canvas(figure)
-    write(overlay, 6, overlay.height - 8, shorten(title, width - 10))
+    figure.head(title + (f" ({more} more rows are not drawn)" if more else ""))
     payload = ", payload (//)" if any(row.payload_bytes for row in shown) else ""
     heads = f"saved, held (hollow){payload}, {unit}", f"forward, backward (hollow), {second}"
-    for start, head in zip((left, left + half + 14), heads, strict=True):
-        write(overlay, start, overlay.height - 26, shorten(head, half))
+    for axes, head in zip((memory, times), heads, strict=True):
+        start, _, wide, _ = box_points(axes)
+        write(figure, start, figure.height - 26, shorten(head, wide))
     return figure
 
 
 def _draw_bytes(axes: Axes, rows: Sequence[GraphRow]) -> str:
     largest = max([1, *(max(row.kept_bytes, row.payload_bytes) for row in rows)])
-    axes.set_xlim(0, 1.05 * largest)
-    unit = byte_axis(axes, "x", largest)
+    unit = byte_axis(axes, "x", 1.05 * largest, highest=largest)
     for place, row in enumerate(rows):
         if row.kind is NodeKind.COLLECTIVE:
-            axes.barh(place, row.payload_bytes, height=TALL, facecolor="none", edgecolor=LIMIT,
-                      hatch="////", linewidth=0.8)  # fmt: skip
+            _hollow(axes, place, row.payload_bytes, LIMIT, hatch="////")
             continue
-        axes.barh(place, row.kept_bytes, height=TALL, facecolor="none", edgecolor=SAVED,
-                  linewidth=0.8)  # fmt: skip
+        _hollow(axes, place, row.kept_bytes, SAVED)
         axes.barh(place, row.saved_bytes, height=TALL, color=SAVED, linewidth=0)
     return unit
+
+
+def _hollow(axes: Axes, place: int, end: float, color: str, **style: Any) -> None:
+    axes.barh(place, end, height=TALL, facecolor="none", edgecolor=color, linewidth=0.8, **style)
 
 
 def _draw_times(axes: Axes, rows: Sequence[GraphRow]) -> str:
@@ -114,11 +108,10 @@ def _draw_times(axes: Axes, rows: Sequence[GraphRow]) -> str:
     for place, row in enumerate(rows):
         if row.forward_seconds is None or row.backward_seconds is None:
             ranks = f", ranks {row.group}" if row.ranks else ""
-            write(axes, 0.0, place, f"not known{ranks}", color=INK, style="italic")
+            write(axes, 0.0, place, f"not known{ranks}", style="italic")
             continue
         axes.barh(place, row.forward_seconds, height=TALL, color=TIME, linewidth=0)
-        axes.barh(place, row.backward_seconds, left=row.forward_seconds, height=TALL,
-                  facecolor="none", edgecolor=TIME, linewidth=0.8)  # fmt: skip
+        _hollow(axes, place, row.backward_seconds, TIME, left=row.forward_seconds)
         if row.ranks:
             _name_ranks(axes, place, row)
     return unit
@@ -133,9 +126,9 @@ def _name_ranks(axes: Axes, place: int, row: GraphRow) -> None:
     write(axes, start, place, text)
 
 
-def _draw_arcs(axes: Axes, rows: Sequence[GraphRow], points: float, width: float) -> None:
+def _draw_arcs(axes: Axes, rows: Sequence[GraphRow], points: float) -> None:
     """Draw an arc from each row to those that it reads, unless that is the row above."""
-    per_point = axes.get_xlim()[1] / max(width, 1.0)
+    per_point = axes.get_xlim()[1] / box_points(axes)[2]
     right = -(points + 4) * per_point
     for place, row in enumerate(rows):
         for read in row.reads:
@@ -159,11 +152,9 @@ def _without_empty(rows: Sequence[GraphRow]) -> list[GraphRow]:
                 found |= {read} if is_kept[read] else sources[read]
         sources.append(found)
     numbers = [number for number, kept in enumerate(is_kept) if kept]
-    return [_renumbered(rows[number], numbers, sources[number]) for number in numbers]
-
-
-def _renumbered(row: GraphRow, numbers: Sequence[int], reads: set[int]) -> GraphRow:
-    return replace(row, reads=tuple(sorted(numbers.index(read) for read in reads)))
+    place = {number: index for index, number in enumerate(numbers)}
+    reads = [tuple(sorted(map(place.__getitem__, found))) for found in sources]
+    return [replace(rows[number], reads=reads[number]) for number in numbers]
 
 
 def _folded(rows: Sequence[GraphRow]) -> list[GraphRow]:
@@ -171,8 +162,7 @@ def _folded(rows: Sequence[GraphRow]) -> list[GraphRow]:
     groups: list[list[int]] = []
     for number, row in enumerate(rows):
         block = _block_of(row)
-        joins = bool(groups) and block and _block_of(rows[groups[-1][0]]) == block
-        if joins:
+        if groups and block and _block_of(rows[groups[-1][0]]) == block:
             groups[-1].append(number)
         else:
             groups.append([number])

@@ -4,7 +4,7 @@ It draws what a result holds and computes no memory of its own.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -14,106 +14,99 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Polygon, Rectangle
+from matplotlib.patches import Polygon
 
 from memlab._util.checks import checked, choice
 from memlab._util.units import format_bytes
 from memlab.figures.look import (
     CATEGORY_COLORS,
     CATEGORY_LABELS,
-    GRID,
+    GRID_LINES,
     HALO,
     INK,
     LIMIT,
+    LIMIT_LINE,
     LINE,
     POINTS,
     STACK,
-    Canvas,
+    Margins,
+    Picture,
     Size,
     box_points,
     byte_axis,
     category_names,
     data_axes,
+    fitting,
     inches,
-    new_figure,
+    near,
     origin,
+    picture_of,
     placeholder,
     shorten,
     text_width,
     write,
 )
 from memlab.result import StepResult, signed_percent
-from memlab.trace import CATEGORIES, PHASES, Category, Phase, Timeline
+from memlab.trace import CATEGORIES, PHASES, Category, Phase, Place, Timeline
 
-# The key of a timeline: each category's bytes at the peak, and what its lines are.
-
-
-def key_rows(
-    result: StepResult, measured: StepResult | None, compare: StepResult | None, label: str
-) -> list[tuple[str, str, str]]:
-    """Return colour, name and size at the peak of what is drawn, top to bottom.
-
-    The colour is "-" or "--" for a line and empty for a row of text alone.
-    """
-    assert result.timeline is not None
-    at_peak = result.timeline.peak_by_category
-    present = result.timeline.bytes_by_category.max(axis=0)
-    names = category_names(result)
-    rows = [
-        (CATEGORY_COLORS[category], names[category], format_bytes(at_peak[category]))
-        for category in reversed(STACK)
-        if present[CATEGORIES.index(category)]
-    ]
-
-    if measured is not None and measured.timeline is not None:
-        peak = int(measured.timeline.total_bytes.max())
-        error = sum(at_peak.values()) / peak - 1
-        rows += [
-            ("-", f"{measured.source} peak", format_bytes(peak)),
-            ("", "prediction error", signed_percent(error)),
-        ]
-
-    if compare is not None and compare.timeline is not None:
-        other, mine = compare.config.to_dict(), result.config.to_dict()
-        changed = [f"{name}={value}" for name, value in other.items() if value != mine[name]]
-        name = label or ", ".join(changed) or str(compare.source)
-        peak = int(compare.timeline.total_bytes.max())
-        rows += [("--", name, ""), ("", "its peak", format_bytes(peak))]
-
-    return rows
-
-
-def draw_key(overlay: Canvas, rows: Sequence[tuple[str, str, str]], *, beside: bool) -> None:
-    """Draw the key beside the picture with a heading, or under it in two columns."""
-    width, height = overlay.width, overlay.height
-    column = 158.0 if beside else (width - 24) / 2
-    per_column = len(rows) if beside else math.ceil(len(rows) / 2)
-    top = height - 56 if beside else per_column * 13 - 5
-    if beside:
-        write(overlay, width - 6, top + 15, "at the peak", ha="right")
-    for i, (color, name, size) in enumerate(rows):
-        x = width - 6 - column if beside else 6 + (i // per_column) * (column + 12)
-        y = top - 14 * (i % per_column) - (6 if color[:1] in ("-", "") and beside else 0)
-        if color.startswith("#"):
-            overlay.add_artist(Rectangle((x, y - 4), 9, 9, facecolor=color, linewidth=0))
-        elif color:
-            dashes: Any = (0, (2, 1)) if color == "--" else "-"
-            across = Line2D([x - 1, x + 10], [y, y], color=INK, linewidth=1.6, linestyle=dashes)
-            overlay.add_artist(across)
-
-        room = column - 20 - text_width(size)
-        write(overlay, x + 15, y, shorten(name, room))
-        write(overlay, x + column, y, size, ha="right")
-
-
-# What the timelines draw with: thinned curves as stairs, areas and lines.
+# What the timelines of steps and snapshots are drawn with: axes with a key, thinned curves as
+# stairs, areas and lines, the phases under the axis and the peak above it.
 #
 # matplotlib's own functions would spend milliseconds on limits that are set already.
 
+WIDE = 6.4 * POINTS  # a picture that is at least so wide has its key beside it
 COLUMNS = 720  # about one a point of the widest figure
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Row = tuple[str, str, str]
+"""Colour, name and size in a key; "-" or "--" is the colour of a line, "" of a row of text."""
 
 
-def thin(total: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
+def memory_axes(
+    figure: Picture, label: str, top: int, key: Sequence[Row], *, lines_under: int = 0
+) -> tuple[Axes, str]:
+    """Return axes for bytes up to `top` over a step, 0..1, with a key; and their unit.
+
+    So many lines stand between the names of phases and the lower edge, or the key.
+    """
+    is_wide = figure.width >= WIDE
+    under = lines_under + (0 if is_wide else math.ceil(len(key) / 2))
+    margins = 36.0, 22.0 + 13 * under, 176.0 if is_wide else 6.0, 36.0
+    _draw_key(figure, key, is_beside=is_wide)
+    return step_axes(figure, label, margins, 1.12 * max(top, 1))
+
+
+def step_axes(figure: Picture, label: str, margins: Margins, top: float) -> tuple[Axes, str]:
+    """Return axes for bytes over a step, 0..1, and their unit."""
+    axes = data_axes(figure, label, margins)
+    axes.set(xlim=(0, 1), xticks=[])
+    axes.spines["bottom"].set_visible(False)
+    return axes, byte_axis(axes, "y", top)
+
+
+def _draw_key(figure: Picture, rows: Sequence[Row], *, is_beside: bool) -> None:
+    """Draw the key beside the picture with a heading, or under it in two columns."""
+    width = figure.width
+    column = 158.0 if is_beside else (width - 24) / 2
+    per_column = len(rows) if is_beside else math.ceil(len(rows) / 2)
+    top = figure.height - 56 if is_beside else per_column * 13 - 5
+    if is_beside:
+        write(figure, width - 6, top + 15, "at the peak", ha="right")
+    for i, (color, name, size) in enumerate(rows):
+        x = width - 6 - column if is_beside else 6 + (i // per_column) * (column + 12)
+        y = top - 14 * (i % per_column) - (6 if color[:1] in ("-", "") and is_beside else 0)
+        if color.startswith("#"):
+            figure.box((x, y - 4, 9, 9), color)
+        elif color:
+            dashes: Any = (0, (2, 1)) if color == "--" else "-"
+            across = Line2D([x - 1, x + 10], [y, y], color=INK, linewidth=1.6, linestyle=dashes)
+            figure.place(across)
+
+        write(figure, x + 15, y, shorten(name, column - 20 - text_width(size)))
+        write(figure, x + column, y, size, ha="right")
+
+
+def thin(total: Ints) -> npt.NDArray[np.intp]:
     """Return the first highest instant of each of at most `COLUMNS` equal runs of instants."""
     width = -(-len(total) // COLUMNS)
     padded = np.full(-(-len(total) // width) * width, -1)
@@ -123,9 +116,7 @@ def thin(total: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
     return rows
 
 
-def stairs(
-    x: npt.NDArray[np.float64], y: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+def stairs(x: Floats, y: Ints) -> tuple[Floats, Ints]:
     """Return the corners of a curve that holds each value until the next instant, and to 1."""
     kept = np.flatnonzero(np.diff(y, prepend=y[0] - 1))
     edges = np.append(x[kept], 1.0)
@@ -133,14 +124,7 @@ def stairs(
     return np.repeat(edges, 2)[1:-1], np.repeat(y[kept], 2)
 
 
-def area(
-    axes: Axes,
-    x: npt.NDArray[np.float64],
-    y: npt.NDArray[np.int64],
-    *,
-    base: int = 0,
-    **style: Any,
-) -> None:
+def area(axes: Axes, x: Floats, y: Ints, *, base: int = 0, **style: Any) -> None:
     """Fill from the curve down to `base`; `axes.fill` would spend 6 ms on limits we know."""
     corners = np.column_stack((np.r_[0, x, 1], np.r_[base, y, base]))
     patch = Polygon(corners, closed=True, linewidth=0, zorder=2, **style)
@@ -150,6 +134,54 @@ def area(
 def stroke(axes: Axes, x: Any, y: Any, **style: Any) -> None:
     """Draw a line; `axes.plot` would spend 2 ms on limits that are set already."""
     axes.add_artist(Line2D(x, y, **style))
+
+
+def draw_areas(axes: Axes, x: Floats, held: Ints, named: Sequence[tuple[str, str]]) -> None:
+    """Draw what each column holds as an area on those before it, in its colour, with its name."""
+    tops = held.cumsum(axis=1)
+    for k, (color, name) in reversed(list(enumerate(named))):
+        if held[:, k].any():
+            area(axes, *stairs(x, tops[:, k]), facecolor=color, label=name)
+
+
+def draw_total(
+    axes: Axes, x: Floats, y: Ints, label: str, *, wider: float = 0.0, dashes: Any = "-"
+) -> None:
+    """Draw a line that is visible on any area, by its halo."""
+    xs, ys = stairs(x, y)
+    stroke(axes, xs, ys, color=HALO, alpha=0.75, linewidth=2.8 + 2 * wider, zorder=4)
+    style = {"color": LINE, "linewidth": 1.2 + wider, "linestyle": dashes, "label": label}
+    stroke(axes, xs, ys, zorder=4, **style)
+
+
+def begins_of(*columns: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
+    """Return the first instant of each stretch in which no column changes."""
+    changes = [np.diff(column.astype(np.int64)) != 0 for column in columns]
+    begins: npt.NDArray[np.intp] = np.r_[0, np.flatnonzero(np.logical_or.reduce(changes)) + 1]
+    return begins
+
+
+def mark_spans(axes: Axes, spans: Iterable[tuple[float, float, float, str]], gap: float) -> None:
+    """Draw spans, 0..1, under the axis in a tone of the ink; those are named that have the room."""
+    figure, (left, bottom, width, _) = picture_of(axes), box_points(axes)
+    for start, end, tone, name in spans:
+        room = (end - start) * width
+        box = left + start * width, bottom - 6, max(room - gap, 0.3), 4.0
+        figure.box(box, INK, alpha=tone)
+        if name and room > text_width(name):
+            write(figure, left + (start + end) / 2 * width, bottom - 14, name, ha="center")
+
+
+def mark_peak(axes: Axes, x: float, y: int, texts: Sequence[str]) -> None:
+    """Mark a peak, and write the first of the texts that fits above the axes, or else the last."""
+    figure, (left, bottom, width, height) = picture_of(axes), box_points(axes)
+    stroke(axes, [x, x], [y, axes.get_ylim()[1]], color=INK, linewidth=0.7, zorder=4)
+    style = {"linestyle": "", "marker": "o", "color": INK, "markersize": 4, "label": "peak"}
+    stroke(axes, [x], [y], zorder=5, **style)
+    right = figure.width - 6
+    text = shorten(fitting(texts, right - left) or texts[-1], right - left)
+    start = max(left, min(left + x * width - 4, right - text_width(text)))
+    write(figure, start, bottom + height + 8, text)
 
 
 # A part of a step: one phase of one micro-batch, to be drawn by itself.
@@ -227,16 +259,6 @@ OPTIMIZER_SHARE = 0.2  # of the time axis, at most: a loop over parameters is lo
 PHASE_TONES = {Phase.DATA: 0.1, Phase.FORWARD: 0.25, Phase.BACKWARD: 0.5, Phase.OPTIMIZER: 0.8}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Stretch:
-    """One phase of one micro-batch on the time axis, 0..1."""
-
-    phase: Phase
-    micro_batch: int
-    start: float
-    end: float
-
-
 @checked(size=inches, only=phase_or_none)
 def timeline(
     result: StepResult,
@@ -276,47 +298,78 @@ def timeline(
         where = f", {part_name(result.timeline, phase)}"
         result = cut(result, phase)
         measured, compare = measured and cut(measured, phase), compare and cut(compare, phase)
-    if result.timeline is None or not len(result.timeline):
+    drawn = result.timeline
+    if drawn is None or not len(drawn):
         return placeholder(result.message, size=size)
 
+    figure = Picture(size)
     lines = [(r.timeline, style) for r, style in ((measured, "-"), (compare, "--"))
              if r is not None and r.timeline is not None]  # fmt: skip
-    figure, beside = new_figure(size), size[0] >= 6.4
-    rows = key_rows(result, measured, compare, compare_label)
-    under = (0 if beside else math.ceil(len(rows) / 2)) + bool(result.timeline.micro_batch.max())
-    margins = (36.0, 22.0 + 13 * under, 176.0 if beside else 6.0, 36.0)
-    axes = data_axes(figure, "timeline", margins=margins)
-    every = [result.timeline, *(line for line, _ in lines)]
-    top = max(int(line.total_bytes.max()) for line in every)
-    shown_limit = limit_bytes if limit_bytes is not None and limit_bytes <= 2 * top else None
-    axes.set(xlim=(0, 1), ylim=(0, 1.12 * max(top, shown_limit or 0, 1)))
-    unit = byte_axis(axes, "y", axes.get_ylim()[1])
-    draw_stack(axes, result.timeline, shown_limit)
+    top = max(int(line.total_bytes.max()) for line in (drawn, *(line for line, _ in lines)))
+    shown_limit = near(limit_bytes, top)
+    key = _key_rows(result, measured, compare, compare_label)
+    num_lines = int(drawn.micro_batch.max() > 0)
+    highest = max(top, shown_limit or 0)
+    axes, unit = memory_axes(figure, "timeline", highest, key, lines_under=num_lines)
+    draw_stack(axes, drawn, shown_limit)
     for line, style in lines:
-        _draw_total(axes, line, style)
+        rows = thin(line.total_bytes)
+        dashes: Any = (0, (4, 2)) if style == "--" else "-"
+        label = "compare" if style == "--" else "measured"
+        x = positions(line)[rows]
+        draw_total(axes, x, line.total_bytes[rows], label, dashes=dashes)
 
-    overlay = Canvas(figure)
     sources = [result] if measured is None else [result, measured]
-    write(overlay, 4, size[1] * POINTS - 8, f"{unit} allocated ({origin(sources)}){where}")
-    mark_phases(axes, overlay, result.timeline)
-    _mark_peak(axes, overlay, result)
-
+    write(figure, 4, figure.height - 8, f"{unit} allocated ({origin(sources)}){where}")
+    mark_phases(axes, drawn)
+    peak = int(drawn.total_bytes.max())
+    said = f"peak {format_bytes(peak)}"
+    texts = [f"{said} in {place}" for place in places_in_words(result.peak_place)]
+    mark_peak(axes, float(positions(drawn)[drawn.peak_index]), peak, texts or [said])
     if limit_bytes:
-        counted = result.counted_peak
-        what = " of reserved bytes" if counted and counted.kind == "reserved" else ""
-        _mark_limit(axes, limit_bytes, what, shown=shown_limit is not None)
-
-    draw_key(overlay, rows, beside=beside)
+        _mark_limit(axes, limit_bytes, result, is_shown=shown_limit is not None)
     return figure
 
 
-def positions(timeline: Timeline) -> npt.NDArray[np.float64]:
+def _key_rows(
+    result: StepResult, measured: StepResult | None, compare: StepResult | None, label: str
+) -> list[Row]:
+    """Return the rows of the key, top to bottom: what is drawn, with its size at the peak."""
+    assert result.timeline is not None
+    at_peak = result.timeline.peak_by_category
+    present = result.timeline.bytes_by_category.max(axis=0)
+    names = category_names(result)
+    rows = [
+        (CATEGORY_COLORS[category], names[category], format_bytes(at_peak[category]))
+        for category in reversed(STACK)
+        if present[CATEGORIES.index(category)]
+    ]
+
+    if measured is not None and measured.timeline is not None:
+        peak = int(measured.timeline.total_bytes.max())
+        error = sum(at_peak.values()) / peak - 1
+        rows += [
+            ("-", f"{measured.source} peak", format_bytes(peak)),
+            ("", "prediction error", signed_percent(error)),
+        ]
+
+    if compare is not None and compare.timeline is not None:
+        other, mine = compare.config.to_dict(), result.config.to_dict()
+        changed = [f"{name}={value}" for name, value in other.items() if value != mine[name]]
+        name = label or ", ".join(changed) or str(compare.source)
+        peak = int(compare.timeline.total_bytes.max())
+        rows += [("--", name, ""), ("", "its peak", format_bytes(peak))]
+
+    return rows
+
+
+def positions(timeline: Timeline) -> Floats:
     """Return where each instant lies in the step, 0..1: by operator, then by order within it."""
     _, first, inverse, counts = np.unique(
         timeline.operator, return_index=True, return_inverse=True, return_counts=True
     )
     within = (np.arange(len(timeline)) - first[inverse]) / counts[inverse]
-    x: npt.NDArray[np.float64]
+    x: Floats
     x = (timeline.operator - timeline.operator[0] + within) / (np.ptp(timeline.operator) + 1)
     others = np.flatnonzero(timeline.phase != PHASES.index(Phase.OPTIMIZER))
     last = others[-1] + 1 if len(others) else 0  # in backward there may be updates before it
@@ -329,148 +382,97 @@ def positions(timeline: Timeline) -> npt.NDArray[np.float64]:
 
 
 def draw_stack(axes: Axes, timeline: Timeline, limit: int | None) -> None:
-    """Draw every category's upper edge as a polygon down to zero, the highest first."""
-    rows = thin(timeline.total_bytes)
-    x = positions(timeline)[rows]
-    columns = [CATEGORIES.index(category) for category in STACK]
-    tops = timeline.bytes_by_category[rows][:, columns].cumsum(axis=1)
-
-    for k in reversed(range(len(STACK))):
-        if timeline.bytes_by_category[:, columns[k]].any():
-            color, name = CATEGORY_COLORS[STACK[k]], CATEGORY_LABELS[STACK[k]]
-            area(axes, *stairs(x, tops[:, k]), facecolor=color, label=name)
-
-    if limit is not None and tops[:, -1].max() > limit:
-        xs, ys = stairs(x, tops[:, -1])
+    """Draw the categories on one another, and hatch what is over the limit."""
+    total = timeline.total_bytes
+    rows = thin(total)
+    x, columns = positions(timeline)[rows], [CATEGORIES.index(category) for category in STACK]
+    named = [(CATEGORY_COLORS[category], CATEGORY_LABELS[category]) for category in STACK]
+    draw_areas(axes, x, timeline.bytes_by_category[rows][:, columns], named)
+    if limit is not None and total.max() > limit:
+        xs, ys = stairs(x, total[rows])
         area(axes, xs, np.maximum(ys, limit), base=limit, facecolor="none", edgecolor=LIMIT,
-              hatch="////", label="over the limit")  # fmt: skip
+             hatch="////", label="over the limit")  # fmt: skip
 
 
-def _draw_total(axes: Axes, timeline: Timeline, style: str) -> None:
-    rows = thin(timeline.total_bytes)
-    xs, ys = stairs(positions(timeline)[rows], timeline.total_bytes[rows])
-    stroke(axes, xs, ys, color=HALO, alpha=0.75, linewidth=2.8, zorder=4)
-    dashes: Any = (0, (4, 2)) if style == "--" else "-"
-    label = "compare" if style == "--" else "measured"
-    stroke(axes, xs, ys, color=LINE, linewidth=1.2, linestyle=dashes, zorder=4, label=label)
+def places_in_words(place: Place | None) -> list[str]:
+    """Return a place in words that get ever shorter."""
+    if place is None:
+        return []
+    short = replace(place, operator="")
+    if place.loss:
+        return [str(short), str(replace(short, loss="", module="the loss"))]
+    parts = place.module.split(".")
+    tails = ["…" + ".".join(parts[i:]) for i in range(1, len(parts))]
+    return [str(place), str(short), *(str(replace(short, module=tail)) for tail in tails)]
 
 
-def _stretches(timeline: Timeline) -> list[_Stretch]:
-    """Return the phases of the step in order, with where they begin and end."""
-    x = positions(timeline)
-    step = np.diff(timeline.phase.astype(np.int64)) | np.diff(timeline.micro_batch)
-    begins = np.r_[0, np.flatnonzero(step) + 1]
-    edges = np.r_[0.0, x[begins[1:]], 1.0]
-
-    return [
-        _Stretch(
-            phase=PHASES[timeline.phase[begin]],
-            micro_batch=int(timeline.micro_batch[begin]),
-            start=float(start),
-            end=float(end),
-        )
-        for begin, (start, end) in zip(begins, pairwise(edges), strict=True)
-    ]
-
-
-def mark_phases(
-    axes: Axes, overlay: Canvas, timeline: Timeline, *, with_micro_batches: bool = True
-) -> None:
+def mark_phases(axes: Axes, timeline: Timeline, *, with_micro_batches: bool = True) -> None:
     """Mark phases by a strip of tones under the axis, named where the name fits.
 
     Below it micro-batches are named, if there are several and they are wanted.
     """
-    left, bottom, width, _ = box_points(axes)
-    axes.set_xticks([])
-    axes.spines["bottom"].set_visible(False)
-    stretches = _stretches(timeline)
-    names = _phase_names(stretches, width)
+    begins = begins_of(timeline.phase, timeline.micro_batch)
+    phases = [PHASES[number] for number in timeline.phase[begins]]
+    edges = [0.0, *positions(timeline)[begins[1:]].tolist(), 1.0]
+    spans = list(zip(phases, edges, edges[1:], strict=False))
+    names = _phase_names(spans, box_points(axes)[2])
+    marked = [
+        (start, end, PHASE_TONES.get(phase, 0.1), names.get(phase, str(phase)))
+        for phase, start, end in spans
+    ]
+    mark_spans(axes, marked, 0.7)
 
-    for s in stretches:
-        start, room, name = left + s.start * width, (s.end - s.start) * width, str(s.phase)
-        overlay.add_artist(Rectangle((start, bottom - 6), max(room - 0.7, 0.3), 4, color=INK,
-                                    alpha=PHASE_TONES.get(s.phase, 0.1), linewidth=0))  # fmt: skip
-        name = names.get(s.phase, name)
-        if name and room > text_width(name):
-            write(overlay, start + room / 2, bottom - 14, name, ha="center")
-
-    spans: dict[int, tuple[float, float]] = {}
-    for s in stretches:
-        if s.phase is not Phase.OPTIMIZER:
-            spans[s.micro_batch] = (spans.get(s.micro_batch, (s.start,))[0], s.end)
-
-    if with_micro_batches and timeline.micro_batch.max() and spans:
-        _mark_micro_batches(axes, overlay, spans, below=27 if names[Phase.FORWARD] else 14)
+    batches: dict[int, tuple[float, float]] = {}
+    for (phase, start, end), batch in zip(spans, timeline.micro_batch[begins], strict=True):
+        if phase is not Phase.OPTIMIZER:
+            batches[int(batch)] = batches.get(int(batch), (start,))[0], end
+    if with_micro_batches and timeline.micro_batch.max() and batches:
+        _mark_micro_batches(axes, batches, below=27 if names[Phase.FORWARD] else 14)
 
 
-def _phase_names(stretches: Sequence[_Stretch], width: float) -> dict[Phase, str]:
+def _phase_names(spans: Sequence[tuple[Phase, float, float]], width: float) -> dict[Phase, str]:
     """Return the longest names that fit every forward and backward; empty ones where none does."""
     pair = (Phase.FORWARD, Phase.BACKWARD)
-    room = {p: min((s.end - s.start for s in stretches if s.phase is p), default=1) for p in pair}
+    room = {p: min((end - start for phase, start, end in spans if phase is p), default=1)
+            for p in pair}  # fmt: skip
     for names in (("forward", "backward"), ("fwd", "bwd")):
         if all(room[p] * width > text_width(name) for p, name in zip(pair, names, strict=True)):
             return dict(zip(pair, names, strict=True))
     return dict.fromkeys(pair, "")
 
 
-def _mark_micro_batches(
-    axes: Axes, overlay: Canvas, spans: dict[int, tuple[float, float]], *, below: float
-) -> None:
-    left, bottom, width, _ = box_points(axes)
+def _mark_micro_batches(axes: Axes, spans: dict[int, tuple[float, float]], *, below: float) -> None:
+    figure, (left, bottom, width, _) = picture_of(axes), box_points(axes)
     room = min(end - start for start, end in spans.values()) * width
     count = len(spans)
     named = room > text_width(f"micro-batch {count}")
     every = max(1, math.ceil(text_width(f"{count} ") / max(room, 1)))
 
     for batch, (start, end) in spans.items():
-        stroke(axes, [end, end], axes.get_ylim(), color=GRID, linewidth=0.5, alpha=0.45, zorder=1.5)
+        stroke(axes, [end, end], axes.get_ylim(), **GRID_LINES, zorder=1.5)
         if batch % every == 0:
             text = f"micro-batch {batch + 1}" if named else str(batch + 1)
-            write(overlay, left + (start + end) / 2 * width, bottom - below, text, ha="center")
+            write(figure, left + (start + end) / 2 * width, bottom - below, text, ha="center")
 
     if below < 27:
         begin, end = min(spans.values())[0], max(spans.values())[1]
-        write(overlay, left + (begin + end) / 2 * width, bottom - 27,
+        write(figure, left + (begin + end) / 2 * width, bottom - 27,
               f"{count} micro-batches, each forward (light) and backward", ha="center")  # fmt: skip
 
 
-def _mark_peak(axes: Axes, overlay: Canvas, result: StepResult) -> None:
-    """Mark the peak and say above the picture how high it is and where it happens."""
-    assert result.timeline is not None
-    peak = result.timeline.peak_index
-    x, y = float(positions(result.timeline)[peak]), int(result.timeline.total_bytes[peak])
-    left, bottom, width, height = box_points(axes)
-    stroke(axes, [x, x], [y, axes.get_ylim()[1]], color=INK, linewidth=0.7, zorder=4)
-    stroke(
-        axes, [x], [y], linestyle="", marker="o", color=INK, markersize=4, zorder=5, label="peak"
-    )
-    right = overlay.width - 6
-    text = f"peak {format_bytes(y)}"
-
-    if result.peak_place is not None:
-        place = replace(result.peak_place, operator="")
-        tail = ".".join(place.module.rsplit(".", 2)[-2:])
-        places = (result.peak_place, place, replace(place, module=tail and f"…{tail}"))
-        texts = [f"{text} in {place}" for place in places]
-        text = next((t for t in texts if text_width(t) < right - left), texts[-1])
-
-    text = shorten(text, right - left)
-    start = max(left, min(left + x * width - 4, right - text_width(text)))
-    write(overlay, start, bottom + height + 8, text)
-
-
-def _mark_limit(axes: Axes, limit: int, what: str, *, shown: bool) -> None:
+def _mark_limit(axes: Axes, limit: int, result: StepResult, *, is_shown: bool) -> None:
+    counted = result.counted_peak
+    what = " of reserved bytes" if counted and counted.kind == "reserved" else ""
     text = f"limit {format_bytes(limit)}{what}"
-    if not shown:
-        write(axes, 0.99, 0.95 * axes.get_ylim()[1], f"{text}, above this axis", color=LIMIT,
-              ha="right")  # fmt: skip
+    top = axes.get_ylim()[1]
+    if not is_shown:
+        write(axes, 0.99, 0.95 * top, f"{text}, above this axis", color=LIMIT, ha="right")
         return
 
-    stroke(axes, [0, 1], [limit, limit], color=LIMIT, linestyle=(0, (5, 3)), linewidth=1.2,
-          zorder=4, label="limit")  # fmt: skip
+    stroke(axes, [0, 1], [limit, limit], **{**LIMIT_LINE, "linewidth": 1.2}, zorder=4)
     # over the optimizer phase, where the least is live; the ground holds on what lies over it
     ground = {"facecolor": HALO, "alpha": 0.75, "linewidth": 0, "pad": 1.5}
-    height = limit + 0.02 * axes.get_ylim()[1]
+    height = limit + 0.02 * top
     write(axes, 0.99, height, text, color=LIMIT, ha="right", va="bottom", bbox=ground)
 
 
@@ -525,10 +527,8 @@ def readings(
         blocks: paths of the model's repeated blocks, which are named by their number.
         only: the phase that is drawn alone, as `plots.timeline` draws it.
     """
-    count, highest = (
-        int(timeline.micro_batch.max(initial=0)) + 1,
-        timeline.total_bytes.max(initial=0),
-    )
+    count = int(timeline.micro_batch.max(initial=0)) + 1
+    highest = timeline.total_bytes.max(initial=0)
     number = highest_micro_batch(timeline, only) if only else 0  # a part counts from 0 again
     timeline = part_of(timeline, only) if only else timeline
     if not len(timeline):
@@ -564,8 +564,7 @@ def readings(
 
 def _thirds(timeline: Timeline) -> npt.NDArray[np.intp]:
     """Return for each instant in which third of its phase of its micro-batch it lies, 0..2."""
-    step = np.diff(timeline.phase.astype(np.int64)) | np.diff(timeline.micro_batch)
-    begins = np.r_[0, np.flatnonzero(step) + 1]
+    begins = begins_of(timeline.phase, timeline.micro_batch)
     lengths = np.diff(np.r_[begins, len(timeline)])
     places = np.arange(len(timeline)) - np.repeat(begins, lengths)
     thirds: npt.NDArray[np.intp] = 3 * places // np.repeat(lengths, lengths)

@@ -163,6 +163,13 @@ def test_every_result_has_its_parts(source, only):
     assert (min(x), max(x)) == (0, 1)
 
 
+def test_the_place_of_the_peak_keeps_as_many_of_its_last_modules_as_fit():
+    place = replace(make_result().peak_place, module="transformer.h.11.attn.c_proj")
+    figure = plots.timeline(make_result(peak_place=place), size=(5.6, 3))
+    text = "peak 40.0 MiB in backward of micro-batch 1, in …h.11.attn.c_proj"
+    assert text in texts_of(figure)
+
+
 def test_the_place_of_the_peak_is_said_only_in_its_part():
     assert any(
         "in a.b" in text for text in texts_of(plots.timeline(make_result(), only="backward"))
