@@ -119,7 +119,9 @@ class Definitions:
                 return name
 
         name = self._names.get(id(value)) or self._free(wanted)
-        if self._add_import(name, value):
+        if line := import_line(value, name):
+            self.imports.append(line)
+            self._hold(name, value)
             return name
         if isinstance(value, ModuleType):
             raise NoSource(f"it uses {wanted}, a module that a script cannot import")
@@ -170,14 +172,6 @@ class Definitions:
             number += 1
             name = f"{wanted}_{number}"
         return name
-
-    def _add_import(self, name: str, value: Any) -> bool:
-        line = import_line(value, name)
-        if line is None:
-            return False
-        self.imports.append(line)
-        self._hold(name, value)
-        return True
 
     def _define(self, name: str, value: Any, inner: FunctionType | None) -> None:
         """Add the text of a function or a class, after what it needs."""
@@ -252,7 +246,13 @@ class Definitions:
         edits = []
         for default, value in plain:
             if not isinstance(default, ast.Constant):
-                edits.append((default, self.expression(value)))
+                at = (
+                    default.lineno,
+                    default.col_offset,
+                    default.end_lineno,
+                    default.end_col_offset,
+                )
+                edits.append((*at, self.expression(value)))
         return _edited(text, edits)
 
 
@@ -338,19 +338,18 @@ def _attribute_chains(text: str) -> dict[str, list[list[str]]]:
 
 
 def _with_renamed(text: str, renamed: list[tuple[_Use, str]]) -> str:
-    lines = [line.encode() for line in text.split("\n")]
-    for use, name in reversed(renamed):
-        line = lines[use.line - 1]
-        if line[use.start : use.end].decode() != use.name:
+    lines = text.encode().split(b"\n")
+    for use, _ in renamed:
+        if lines[use.line - 1][use.start : use.end].decode() != use.name:
             raise NoSource(f"`{use.name}` is the name of two different things; rename one of them")
-        lines[use.line - 1] = line[: use.start] + name.encode() + line[use.end :]
-    return b"\n".join(lines).decode()
+    return _edited(text, [(use.line, use.start, use.line, use.end, name) for use, name in renamed])
 
 
-def _edited(text: str, edits: list[tuple[ast.expr, str]]) -> str:
-    lines = [line.encode() for line in text.split("\n")]
-    for node, new in sorted(edits, key=lambda e: (e[0].lineno, e[0].col_offset), reverse=True):
-        first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
-        tail = lines[last][node.end_col_offset :]
-        lines[first : last + 1] = [lines[first][: node.col_offset] + new.encode() + tail]
+def _edited(text: str, edits: list[tuple[int, int, int, int, str]]) -> str:
+    """Return a text with new parts, each from a line and byte to another line and byte."""
+    lines = text.encode().split(b"\n")
+    # Python compiles a `finally` twice, so that a name may be there twice
+    for line, start, end_line, end, new in sorted(set(edits), reverse=True):
+        tail = lines[end_line - 1][end:]
+        lines[line - 1 : end_line] = [lines[line - 1][:start] + new.encode() + tail]
     return b"\n".join(lines).decode()

@@ -2,7 +2,6 @@
 
 import contextlib
 from dataclasses import replace
-from enum import StrEnum
 from typing import Any
 
 import torch
@@ -11,15 +10,9 @@ from memlab._util.checks import checked
 from memlab._util.units import shown
 from memlab.config import Sharding, StepConfig
 from memlab.errors import MemlabError, UnsupportedError, WorkloadError
-from memlab.integrations import (
-    script_file,
-    with_accelerate,
-    with_deepspeed,
-    with_lightning,
-    with_pytorch,
-    with_transformers,
-)
-from memlab.integrations.library_parts import check
+from memlab.integrations import script_file
+from memlab.integrations.flavors import FUNCTIONS as LIBRARIES
+from memlab.integrations.flavors import Flavor, check, library_loop, plain_loop
 from memlab.prediction.chains import Layers, layers_for
 from memlab.prediction.plans import plan_for
 from memlab.running import Ended
@@ -36,26 +29,10 @@ from memlab.techniques.technique import Plan
 from memlab.workload import Workload
 from memlab.workloads import check_installed
 
+__all__ = ["LIBRARIES", "Flavor", "export_script", "layers_of", "plan_of"]
+
 PLANNING_SECONDS = 120.0
 TRIED_SAMPLES = 7  # no usual size of a dimension, such as the three colours of an image
-
-
-class Flavor(StrEnum):
-    """The library whose loop a script uses."""
-
-    PYTORCH = "pytorch"
-    LIGHTNING = "lightning"
-    TRANSFORMERS = "transformers"
-    ACCELERATE = "accelerate"
-    DEEPSPEED = "deepspeed"
-
-
-LIBRARIES = {
-    Flavor.LIGHTNING: with_lightning.loop,
-    Flavor.TRANSFORMERS: with_transformers.loop,
-    Flavor.ACCELERATE: with_accelerate.loop,
-}
-"""The loops of libraries, whose steps know fewer settings than memlab's own."""
 
 
 @checked()
@@ -109,12 +86,9 @@ def export_script(
         _check_base(workload, config, flavor)
     plan = plan_of(workload, config, device)
     if flavor in LIBRARIES:
-        loop = LIBRARIES[flavor](workload, config, where, plan)
-    elif flavor is Flavor.DEEPSPEED:
-        loop = with_deepspeed.loop(workload, config, where, plan)
+        loop = library_loop(flavor, workload, config, where, plan)
     else:
-        layers = layers_of(workload, config, device)
-        loop = with_pytorch.loop(workload, config, where, plan, layers)
+        loop = plain_loop(workload, config, where, plan, layers_of(workload, config, device))
     text = script_file.written(workload, config, kind, replace(loop, remark=remark))
     _check_own_tensors(workload, kind)
     return text

@@ -3,22 +3,19 @@
 An object says by the names of its classes which library it comes from, so no library is imported.
 """
 
-import json
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from memlab._util.checks import anything, checked
 from memlab._util.units import is_a, printable, shown
 from memlab.errors import ConfigError, MemlabError
-from memlab.integrations import accelerate_file, deepspeed_file
+from memlab.integrations.config_files import read_config
 from memlab.integrations.lightning import read_lightning
 from memlab.integrations.reading import ImportedTraining
-from memlab.integrations.transformers_arguments import read_arguments, values_of
+from memlab.integrations.transformers_arguments import read_arguments, read_trl, values_of
 from memlab.integrations.transformers_trainer import read_trainer
-from memlab.integrations.trl_trainer import read_trl
 
 ALLOWED = (
     "allowed are a transformers Trainer or TrainingArguments (also those of trl), a Lightning "
@@ -26,8 +23,6 @@ ALLOWED = (
     "config as a dict"
 )
 LIGHTNING = ("lightning", "pytorch_lightning")
-YAML = (".yaml", ".yml")
-MOST_BYTES = 2**24  # of a config file; a larger one is something else
 
 
 @checked(source=anything, module=anything, dataloader=anything)
@@ -70,7 +65,7 @@ def from_trainer(
     try:
         if is_a(source, str | os.PathLike | Mapping):
             _refuse_beside(source, module=module, dataloader=dataloader)
-            return _read_config(source, world_size)
+            return read_config(source, world_size, ALLOWED)
         return _read_object(source, module, dataloader, world_size)
     except MemlabError:
         raise
@@ -119,83 +114,3 @@ def _refuse_beside(source: Any, **others: Any) -> None:
                 f"{name}={shown(type(value).__name__)} is for a Lightning Trainer; leave it out "
                 f"with source={shown(type(source).__name__)}"
             )
-
-
-def _read_config(source: Any, world_size: int | None) -> ImportedTraining:
-    if is_a(source, Mapping):
-        config, named = source, "a dict"
-    else:
-        path = _path(source)
-        config, named = _parsed(path), path.name
-    if not config or not is_a(config, Mapping):
-        raise ConfigError(
-            f"source={shown(source)} holds no fields; pass a config file of accelerate or DeepSpeed"
-        )
-
-    names = {str(name) for name in config}
-    if names & (accelerate_file.MARKS - deepspeed_file.MARKS):
-        named = f"accelerate config, {printable(named)}"
-        return accelerate_file.read_accelerate(config, named, world_size)
-    if names & deepspeed_file.MARKS:
-        named = f"DeepSpeed config, {printable(named)}"
-        return deepspeed_file.read_deepspeed(config, named, world_size)
-    raise ConfigError(
-        f"source={shown(source)} has the fields {shown(sorted(names)[:5])}, and none that a config "
-        f"of accelerate or DeepSpeed begins with; {ALLOWED}"
-    )
-
-
-def _path(source: Any) -> Path:
-    try:
-        path = Path(os.path.expanduser(os.fsdecode(source)))
-        is_file, size = path.is_file(), path.stat().st_size if path.is_file() else 0
-    except Exception:  # a null byte, or a person's own class, which may raise anything
-        raise ConfigError(f"source={shown(source)} is no path; {ALLOWED}") from None
-    if not is_file:
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise ConfigError(f"source={shown(source)} {what}; pass the path of a config file")
-    if size > MOST_BYTES:
-        raise ConfigError(f"source={shown(source)} has {size} bytes, too many for a config file; "
-                          "pass the config file itself")  # fmt: skip
-    return path
-
-
-def _parsed(path: Path) -> Any:
-    """Return what a config file holds.
-
-    Raises:
-        ConfigError: it cannot be read, or is broken; the message says where.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"source={shown(str(path))} cannot be read: {printable(str(error))}; pass a JSON or "
-            "YAML file"
-        ) from error
-
-    if path.suffix.lower() in YAML:
-        return _parsed_yaml(path, text)
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        if path.suffix.lower() != ".json" and not text.lstrip().startswith("{"):
-            return _parsed_yaml(path, text)
-        raise ConfigError(
-            f"source={shown(str(path))} is not valid JSON: {printable(str(error))}; repair the file"
-        ) from error
-
-
-def _parsed_yaml(path: Path, text: str) -> Any:
-    try:
-        import yaml  # an optional package
-    except ImportError:
-        raise ConfigError(
-            f"source={shown(str(path))} is YAML, which needs PyYAML: pip install pyyaml"
-        ) from None
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"source={shown(str(path))} is not valid YAML: {printable(str(error))}; repair the file"
-        ) from error

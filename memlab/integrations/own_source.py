@@ -30,6 +30,7 @@ from memlab.techniques.source import LONGEST_LINE
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
+NOWHERE = "its source is nowhere to be found"
 STALE = "its source is not what runs: it was changed after it was imported, or a tool rewrote it"
 
 
@@ -70,18 +71,20 @@ def class_source(kind: type, left_out: tuple[str, ...] = ()) -> str:
         NoSource: there is no source, or it is not what runs.
     """
     codes = [method.__code__ for method in _methods(kind)]
-    text, nodes, known = "", list[ast.ClassDef](), set[CodeType]()
     for code in codes:
         text = _text(code.co_filename)
-        known = set(_codes(_compiled(text)))
-        nodes = [n for n in ast.walk(_parsed(text)) if isinstance(n, ast.ClassDef)]
-        nodes = [n for n in nodes if n.name == kind.__name__ and _holds(n, code.co_firstlineno)]
-        if nodes:
+        if nodes := [n for n in _classes(text, kind) if _holds(n, code.co_firstlineno)]:
             break
-    if not nodes:
-        text, nodes = _of_class_without_methods(kind)
-        known = set(codes)
-    if not known.issuperset(codes):
+    else:
+        try:
+            text = _text(inspect.getsourcefile(kind) or "")
+        except TypeError:
+            raise NoSource(NOWHERE) from None
+        nodes = _classes(text, kind)
+        if len(nodes) != 1:
+            raise NoSource(NOWHERE)
+        codes = []
+    if not set(_codes(_compiled(text))).issuperset(codes):
         raise NoSource(STALE)
 
     node = min(nodes, key=lambda n: (n.end_lineno or 0) - n.lineno)
@@ -115,7 +118,7 @@ def values_equal(one: Any, other: Any) -> bool:
     """Return whether two plain values are equal and of one type."""
     try:
         return type(one) is type(other) and bool(one == other)
-    except Exception:  # a value of a person's own class may raise anything
+    except Exception:  # tensors are neither true nor false; a person's class may raise anything
         return False
 
 
@@ -203,16 +206,10 @@ def _is_generated(function: FunctionType) -> bool:
     return file.startswith("<string") or is_library(file)
 
 
-def _of_class_without_methods(kind: type) -> tuple[str, list[ast.ClassDef]]:
-    try:
-        text = _text(inspect.getsourcefile(kind) or "")
-    except TypeError:
-        raise NoSource("its source is nowhere to be found") from None
-    nodes = [n for n in ast.walk(_parsed(text)) if isinstance(n, ast.ClassDef)]
-    nodes = [n for n in nodes if n.name == kind.__name__]
-    if len(nodes) != 1:
-        raise NoSource("its source is nowhere to be found")
-    return text, nodes
+def _classes(text: str, kind: type) -> list[ast.ClassDef]:
+    """Return the classes of a text that have the name of this one."""
+    nodes = ast.walk(_parsed(text))
+    return [n for n in nodes if isinstance(n, ast.ClassDef) and n.name == kind.__name__]
 
 
 def _def_of_lambda(text: str, node: ast.Lambda, name: str) -> str:
@@ -259,7 +256,7 @@ def _text(file: str) -> str:
     linecache.checkcache(file)
     text = "".join(linecache.getlines(file))
     if not text:
-        raise NoSource("its source is nowhere to be found")
+        raise NoSource(NOWHERE)
     return text
 
 
@@ -361,6 +358,8 @@ def _number(value: Any, *_: Any) -> str:
 def _several(value: Any, write: Write, _: Bind) -> str:
     if len(value) > MOST_NUMBERS:
         raise NoSource(f"it has {len(value)} entries, and more than {MOST_NUMBERS} are not copied")
+    if type(value) is dict:
+        return f"{{{', '.join(f'{write(key)}: {write(each)}' for key, each in value.items())}}}"
     inside = ", ".join(map(write, value))
     if type(value) is tuple:
         return f"({inside}{',' * (len(value) == 1)})"
@@ -369,12 +368,6 @@ def _several(value: Any, write: Write, _: Bind) -> str:
     if type(value) is set and value:
         return f"{{{inside}}}"
     return f"{type(value).__name__}([{inside}])"
-
-
-def _dict(value: Any, write: Write, _: Bind) -> str:
-    if len(value) > MOST_NUMBERS:
-        raise NoSource(f"it has {len(value)} entries, and more than {MOST_NUMBERS} are not copied")
-    return f"{{{', '.join(f'{write(key)}: {write(each)}' for key, each in value.items())}}}"
 
 
 def _slice(value: Any, write: Write, _: Bind) -> str:
@@ -395,12 +388,12 @@ def _dataclass(value: Any, write: Write, bind: Bind) -> str:
     given: dict[str, Any] = {}
     for field in dataclasses.fields(value):
         own = getattr(value, field.name)
-        if field.init and field.default is not own and not _is_equal(own, field.default):
+        if field.init and field.default is not own and not values_equal(own, field.default):
             given[field.name] = own
     made = type(value)(**given)
     for name in (field.name for field in dataclasses.fields(value)):
         own, again = getattr(value, name), getattr(made, name)
-        if own is not again and not _is_equal(own, again):
+        if own is not again and not values_equal(own, again):
             raise NoSource(f"its field {name} is not what {type(value).__name__} makes of it")
     written = [f"{name}={write(own)}" for name, own in given.items()]
     return call(bind(type(value).__name__, type(value)), written)
@@ -460,10 +453,10 @@ def _module(value: Any, write: Write, bind: Bind) -> str:
     given: dict[str, Any] = {}
     for name, parameter in inspect.signature(kind).parameters.items():
         own = getattr(value, name, parameter.default)
-        if own is not parameter.default and not _is_equal(own, parameter.default):
+        if own is not parameter.default and not values_equal(own, parameter.default):
             given[name] = own
     made = kind(**given)
-    different = [n for n, own in vars(value).items() if not _is_equal(own, vars(made).get(n))]
+    different = [n for n, own in vars(value).items() if not values_equal(own, vars(made).get(n))]
     if different and different != ["training"]:
         raise NoSource(f"it is a {kind.__name__} that was changed after it was made")
     written = [f"{n}={write(own)}" for n, own in given.items()]
@@ -477,13 +470,6 @@ def _alias(value: Any, write: Write, _: Bind) -> str:
 
 def _union(value: Any, write: Write, _: Bind) -> str:
     return " | ".join("None" if kind is type(None) else write(kind) for kind in value.__args__)
-
-
-def _is_equal(one: Any, other: Any) -> bool:
-    try:
-        return type(one) is type(other) and bool(one == other)
-    except Exception:  # tensors of several numbers are neither true nor false
-        return False
 
 
 def _writer_of(value: Any) -> Writer | None:
@@ -501,10 +487,9 @@ def _writer_of(value: Any) -> Writer | None:
 # by the type itself: a subclass may have any repr, and behave in any way
 _WRITERS: dict[type, Writer] = {
     **dict.fromkeys((type(None), bool, int, float, complex, bytes, type(...), range), _number),
-    **dict.fromkeys((tuple, list, set, frozenset), _several),
+    **dict.fromkeys((tuple, list, set, frozenset, dict), _several),
     **dict.fromkeys((torch.dtype, torch.device, torch.Size, torch.memory_format), _of_torch),
     str: lambda value, *_: quoted(value),
-    dict: _dict,
     slice: _slice,
     torch.Tensor: _tensor,
     np.ndarray: _array,
@@ -522,6 +507,7 @@ _KINDS: tuple[tuple[type, Writer], ...] = (
 
 ZOO = "memlab.workloads"
 SHORT = ("torch", "torch.nn", "torch.nn.functional", "typing")  # where builtin functions are found
+WITHOUT_FILES = ("torch", "numpy")  # some of their compiled modules: `torch._C._nn`
 MISSING = object()
 
 
@@ -611,11 +597,11 @@ def _above(module: str) -> list[str]:
     return sorted(every, key=lambda name: any(part.startswith("_") for part in name.split(".")))
 
 
-def _get(module: ModuleType | None, name: str) -> Any:
-    """Return what a module has by a name; `MISSING` if it has nothing, as None may be wanted."""
+def _get(held: Any, name: str) -> Any:
+    """Return what an object has by a name; `MISSING` if it has nothing, as None may be wanted."""
     try:
-        return getattr(module, name, MISSING)
-    except Exception:  # a module that imports late may raise anything
+        return getattr(held, name, MISSING)
+    except Exception:  # a module that imports late, or a person's own object, may raise anything
         return MISSING
 
 
@@ -629,7 +615,7 @@ def _needs_memlab_or_this_process(module: str, seen: set[str]) -> bool:
     if not _is_as_in_its_file(held):
         return True
     for value in list(vars(held).values()):
-        home = value.__name__ if isinstance(value, ModuleType) else _home(value)
+        home = value.__name__ if isinstance(value, ModuleType) else _get(value, "__module__")
         is_other = isinstance(home, str) and home in sys.modules and home not in seen
         if is_other and _needs_memlab_or_this_process(home, seen):
             return True
@@ -654,21 +640,8 @@ def _is_as_in_its_file(module: ModuleType) -> bool:
     )
 
 
-def _home(value: Any) -> Any:
-    try:
-        return getattr(value, "__module__", None)
-    except Exception:  # a person's own object may raise anything
-        return None
-
-
 def _is_of_library(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if not isinstance(file, str):
-        return module.__name__.split(".")[0] in (*sys.stdlib_module_names, *_library_roots())
+        return module.__name__.split(".")[0] in (*sys.stdlib_module_names, *WITHOUT_FILES)
     return is_library(file) and module.__name__.split(".")[0] != "memlab"
-
-
-@functools.cache
-def _library_roots() -> frozenset[str]:
-    """Return packages of compiled modules that have no file of their own: `torch._C._nn`."""
-    return frozenset({"torch", "numpy"})

@@ -1,14 +1,18 @@
 """`SourceReading`: collects what becomes of each field while a source is read.
 
-A field that no rule names is reported as not imported, so none can be lost without a word.
+A field that no rule names is reported as not imported, so none can be lost without a word. Which
+fields of a library need no code is a table, `fields.json`: those that do not concern the step,
+those that memlab has nothing for, with the values that mean nothing, and its names of optimizers.
 """
 
 import copy
 import itertools
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -107,6 +111,9 @@ class ImportedTraining:
         return summary + columns_table(("field", "value", "status", "memlab has", "why"), rows)
 
 
+TABLES: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("fields.json").read_text(encoding="utf-8")
+)
 UNKNOWN = "memlab does not know this field"
 IT_IS_OFF = "it is off"
 SHARDING = (
@@ -132,9 +139,10 @@ class SourceReading:
         self.is_complete = True
         self._reported: dict[str, SourceField] = {}
 
-    def add(self, name: str, value: Any) -> None:
-        """Add a part of the source that is no field of its arguments, such as a data set."""
+    def add(self, name: str, value: Any) -> str:
+        """Add a part of the source that is no field, such as a data set, and return its name."""
         self.values[name] = value
+        return name
 
     def add_if_missing(self, name: str, value: Any) -> None:
         """Add a part of the source unless it has one of this name."""
@@ -167,6 +175,35 @@ class SourceReading:
         for name in names:
             self.skip(name, why)
 
+    def switch(self, name: str, is_on: object, **settings: Any) -> None:
+        """Report a field as imported into these settings if it is on, and else as off."""
+        if is_on:
+            self.take(name, **settings)
+        else:
+            self.skip(name)
+
+    def use_table(self, library: str) -> None:
+        """Report the fields of a library that need no code, as `fields.json` says.
+
+        A name that ends in a dot stands for a part of a nested config and all that is in it.
+        """
+        table = TABLES[library]
+        for row in table["not concerned"]:
+            self.skip_all(self._named(row["fields"]), row["why"])
+        for row in table["not imported"]:
+            for field, off in row["fields"].items():
+                for name in self._named([field]):
+                    self.leave_unless(off, name, row["why"])
+
+    def _named(self, fields: Iterable[str]) -> list[str]:
+        """Return the names that the source has of these fields."""
+        return [
+            name
+            for field in fields
+            for name in self.values
+            if name == field.rstrip(".") or (field.endswith(".") and name.startswith(field))
+        ]
+
     def leave_unless(self, off: Iterable[Any], name: str, why: str) -> None:
         """Report a field as not imported unless it has one of the values that mean nothing."""
         if name in self.values:
@@ -177,6 +214,12 @@ class SourceReading:
                 self.skip(name)
             else:
                 self.leave(name, why)
+
+    @property
+    def left(self) -> list[str]:
+        """The names of the fields that are reported as not imported so far."""
+        found = self._reported.items()
+        return [name for name, field in found if field.status is FieldStatus.NOT_IMPORTED]
 
     def whole_number(self, name: str, otherwise: int) -> int:
         """Return a field that must be a whole number of at least 1.
@@ -467,8 +510,7 @@ HYPERPARAMETERS = {
     "lr", "betas", "eps", "weight_decay", "initial_lr", "dampening",
     "beta2_decay", "d", "alpha", "percentile_clipping",
 }  # fmt: skip
-OFF = {"amsgrad": False, "maximize": False, "nesterov": False, "capturable": False,
-       "differentiable": False}  # fmt: skip
+SWITCHES = ("amsgrad", "maximize", "nesterov", "capturable", "differentiable")
 
 
 def settings_of(optimizer: Any) -> dict[str, str] | None:
@@ -519,13 +561,11 @@ def read_optimizer(reading: SourceReading, name: str, optimizer: Any, model: Any
             **found,
         )
     if len(groups) > 1:
-        reading.add(f"{name}.param_groups", len(groups))
-        reading.leave(f"{name}.param_groups", HYPERPARAMETER)
+        reading.leave(reading.add(f"{name}.param_groups", len(groups)), HYPERPARAMETER)
     for option, value in optimizer.defaults.items():
         if option in ("foreach", "fused", "params"):
             continue
-        part = f"{name}.{option}"
-        reading.add(part, value)
+        part = reading.add(f"{name}.{option}", value)
         _read_option(reading, part, option, value, found["optimizer"])
 
 
@@ -555,19 +595,15 @@ def usual_value(option: str, optimizer: str) -> Any:
 def _read_option(
     reading: SourceReading, part: str, option: str, value: Any, optimizer: str
 ) -> None:
-    if option == "momentum":
-        if value in (0, 0.9):
-            reading.same(part, f"optimizer={optimizer}")
-        else:
-            reading.leave(part, f"{HYPERPARAMETER} (here 0.9)")
+    if option == "decoupled_weight_decay" or (option == "momentum" and value in (0, 0.9)):
+        reading.same(part, f"optimizer={optimizer}")
+    elif option == "momentum":
+        reading.leave(part, f"{HYPERPARAMETER} (here 0.9)")
     elif option in HYPERPARAMETERS:
         hyperparameter(reading, part, usual_value(option, optimizer))
-    elif option in OFF:
-        reading.leave_unless([OFF[option]], part, "memlab's optimizers have no such option")
-    elif option == "decoupled_weight_decay":
-        reading.same(part, f"optimizer={optimizer}")
     else:
-        reading.leave_unless([None], part, "memlab's optimizers have no such option")
+        off = [False if option in SWITCHES else None]
+        reading.leave_unless(off, part, "memlab's optimizers have no such option")
 
 
 def _implementation(defaults: dict[str, Any]) -> str:
@@ -607,7 +643,7 @@ class FoundSharding:
     Attributes:
         sharding: of memlab; None if none means the same.
         why: a sentence; required if there is none.
-        names: the fields that say so.
+        names: the fields that say so, as far as the source has them.
         averages_late: whether gradients of micro-batches are averaged once an update.
         is_offloaded: whether parts of parameters, gradients and states are in host memory.
     """
@@ -647,73 +683,6 @@ def take_ranks(reading: SourceReading, world_size: int | None, found: FoundShard
     reading.take("world_size", "batch_size counts all ranks", batch_size=batch, **settings)
 
 
-def of_arguments(values: Mapping[str, Any]) -> FoundSharding:
-    """Return the sharding of transformers' TrainingArguments."""
-    if values.get("deepspeed"):
-        return FoundSharding(sharding=None, why=OF_FILE, names=("deepspeed",))
-    if not values.get("fsdp"):
-        return FoundSharding(sharding="ddp", why="the Trainer replicates its model")
-
-    given = values.get("fsdp_config")
-    options = _without_prefix(given if isinstance(given, Mapping) else {})
-    words = _words(values["fsdp"])
-    named = next((word for word in words if word in KINDS or "hybrid" in word), True)
-    kind = options.get("reshard_after_forward", named)
-    is_offloaded = "offload" in words or options.get("cpu_offload") in (True, "true")
-    names = ("fsdp", *["fsdp_config"] * (given is not None))
-    return _of_fsdp(kind, is_offloaded=is_offloaded, names=names)
-
-
-def _words(fsdp: Any) -> list[str]:
-    """Return the options of the field `fsdp`: True, words in a text, or a list of them."""
-    if isinstance(fsdp, str):
-        return fsdp.split()
-    return [] if fsdp is True else [str(getattr(each, "value", each)) for each in fsdp]
-
-
-def of_accelerate(values: Mapping[str, Any], world_size: int) -> FoundSharding:
-    """Return the sharding of accelerate's config file, by its flattened names."""
-    names = tuple(name for name in ("distributed_type", "num_processes") if name in values)
-    count, kind = values.get("num_processes"), str(values.get("distributed_type", "NO")).upper()
-    if count is not None and int(count) != world_size:
-        why = f"the file is for {count} processes, and world_size={world_size}"
-        return FoundSharding(sharding=None, why=why, names=names)
-    if kind in ("MULTI_GPU", "MULTI_CPU"):
-        return FoundSharding(sharding="ddp", why="accelerate replicates the model", names=names)
-    if kind == "DEEPSPEED":
-        part = "deepspeed_config."
-        own = {n.removeprefix(part): v for n, v in values.items() if n.startswith(part)}
-        if "deepspeed_config_file" in own:
-            return FoundSharding(sharding=None, why=OF_FILE, names=names)
-        devices = (own.get("offload_optimizer_device"), own.get("offload_param_device"))
-        stage = own.get("zero_stage", 0)
-        used = (*names, *[f"{part}zero_stage"] * ("zero_stage" in own))
-        return _of_stage(stage, is_offloaded=any(map(_is_on, devices)), names=used)
-    if kind != "FSDP":
-        why = f"memlab has no sharding like distributed_type={shown(kind)}"
-        return FoundSharding(sharding=None, why=why, names=names)
-
-    part = "fsdp_config.fsdp_"
-    own = {name.removeprefix(part): value for name, value in values.items() if part in name}
-    switches = [n for n in ("reshard_after_forward", "sharding_strategy") if n in own]
-    others = ("version", "offload_params")
-    told = own[switches[0]] if switches else True
-    told_by = [f"{part}{name}" for name in (*switches, *others) if name in own]
-    is_offloaded = own.get("offload_params") is True
-    return _of_fsdp(told, is_offloaded=is_offloaded, names=(*names, *told_by))
-
-
-def of_deepspeed(values: Mapping[str, Any]) -> FoundSharding:
-    """Return the sharding of DeepSpeed's config, by its flattened names."""
-    part = "zero_optimization."
-    devices = (
-        values.get(f"{part}{name}.device") for name in ("offload_optimizer", "offload_param")
-    )
-    names = tuple(name for name in (f"{part}stage",) if name in values)
-    stage = values.get(f"{part}stage", 0)
-    return _of_stage(stage, is_offloaded=any(map(_is_on, devices)), names=names)
-
-
 def of_lightning(trainer: Any, world_size: int) -> FoundSharding:
     """Return the sharding of a Lightning Trainer."""
     strategy, names = trainer.strategy, ("strategy", "devices", "num_nodes")
@@ -727,12 +696,13 @@ def of_lightning(trainer: Any, world_size: int) -> FoundSharding:
     if kind == "FSDPStrategy":
         told = getattr(strategy.sharding_strategy, "name", strategy.sharding_strategy)
         is_offloaded = bool(getattr(strategy.cpu_offload, "offload_params", False))
-        return _of_fsdp(told, is_offloaded=is_offloaded, names=names, averages_late=False)
+        return of_fsdp(told, is_offloaded=is_offloaded, names=names, averages_late=False)
     why = OF_MODULE if kind == "ModelParallelStrategy" else f"memlab has no sharding like {kind}"
     return FoundSharding(sharding=None, why=why, names=names)
 
 
-def _of_fsdp(told: Any, *, is_offloaded: bool, **rest: Any) -> FoundSharding:
+def of_fsdp(told: Any, *, is_offloaded: bool, **rest: Any) -> FoundSharding:
+    """Return the sharding of what FSDP is told, as a key of `KINDS`."""
     kind = KINDS.get(str(told).lower())
     if kind == "ddp" and is_offloaded:
         return FoundSharding(sharding=None, why="memlab offloads no replicas", **rest)
@@ -742,7 +712,8 @@ def _of_fsdp(told: Any, *, is_offloaded: bool, **rest: Any) -> FoundSharding:
     return FoundSharding(sharding=kind, why=BLOCKS, is_offloaded=is_offloaded, **rest)
 
 
-def _of_stage(stage: Any, *, is_offloaded: bool, names: tuple[str, ...]) -> FoundSharding:
+def of_stage(stage: Any, *, is_offloaded: bool, names: tuple[str, ...]) -> FoundSharding:
+    """Return the sharding of a stage of DeepSpeed's ZeRO."""
     if is_offloaded:
         return FoundSharding(sharding=None, why=OFFLOADED, names=names)
     found = {"0": "ddp"} | {str(n): f"deepspeed-zero{n}" for n in (1, 2, 3)}
@@ -750,11 +721,3 @@ def _of_stage(stage: Any, *, is_offloaded: bool, names: tuple[str, ...]) -> Foun
     why = "" if sharding else f"memlab has no stage {shown(stage)} of ZeRO"
     is_late = str(stage) in ("0", "1")  # stages 2 and 3 divide gradients in each backward
     return FoundSharding(sharding=sharding, why=why, names=names, averages_late=is_late)
-
-
-def _is_on(device: Any) -> bool:
-    return device not in (None, "none")
-
-
-def _without_prefix(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {str(name).removeprefix("fsdp_"): value for name, value in options.items()}

@@ -2,11 +2,14 @@
 
 import ast
 import dataclasses
+import functools
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from string import Template
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -21,42 +24,65 @@ from memlab.techniques.source import merged
 from memlab.workload import Workload
 from memlab.workloads.finetuned import CAUSAL, Finetuned, finetune_import, made_of
 
+# The text of a script, in files beside this one. `#: name` begins a part of a file; lines between
+# `#if name`, `#elif name`, `#else` and `#end` are kept by what is given.
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+@functools.cache
+def _parts_of(file: str) -> dict[str, list[str]]:
+    """Return the lines of each part of a template, by its name."""
+    text = (TEMPLATES / f"{file}.py.txt").read_text(encoding="utf-8")
+    found: dict[str, list[str]] = {}
+    for part in text.removeprefix("#: ").split("\n#: "):
+        name, _, lines = part.partition("\n")
+        found[name] = lines.rstrip("\n").split("\n")
+    return found
+
+
+def _chosen(lines: Sequence[str], given: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of a template whose conditions hold."""
+    branches: list[tuple[bool, bool]] = []  # of each `#if` around a line: this one, one before it
+    for line in lines:
+        word, _, condition = line.strip().partition(" ")
+        name = condition.removeprefix("not ")
+        if word in ("#if", "#elif", "#else"):
+            is_true = word == "#else" or bool(given[name]) == (name == condition)
+            before = word != "#if" and any(branches.pop())
+            branches.append((is_true and not before, before))
+        elif word == "#end":
+            branches.pop()
+        elif all(is_this for is_this, _ in branches):
+            yield line
+
+
+def filled(part: str, file: str = "shared", /, **given: Any) -> str:
+    """Return a part of a template, of a file or else of the shared one, with values for its names.
+
+    A line that is `$name` alone becomes the lines of the value, indented as it is; an empty value
+    leaves no line.
+
+    >>> filled("make_model", model=["model.train()"]).splitlines()[3:]
+    ['    model.train()', '    return model']
+    """
+    found: list[str] = []
+    for line in _chosen(_parts_of(file).get(part) or _parts_of("shared")[part], given):
+        indent, _, name = line.partition("$")
+        if indent.strip() or name not in given:
+            found.append(Template(line).substitute(given))
+        elif value := given[name]:
+            lines = value if isinstance(value, str) else "\n".join(value)
+            found += [f"{indent}{each}" if each else "" for each in lines.split("\n")]
+    return "\n".join(found)
+
+
 # A fine-tuning as a person writes it, with transformers, peft, bitsandbytes and torchao.
 #
 # A quantized base is loaded by `from_pretrained`, as people do it, but from random weights.
 # A comment says which lines load those of a checkpoint instead.
 
 PEFT = "peft"
-
-PLAIN = """\
-# with trained weights:
-# model = {auto}.from_pretrained("a name, or a folder", dtype=torch.{dtype})
-model = {auto}.from_config(config)"""
-
-QUANTIZED = """\
-# with trained weights, in place of the two statements below:
-# model = {auto}.from_pretrained(
-#     "a name, or a folder",
-#     quantization_config=quantization,
-#     dtype=torch.{dtype},
-#     device_map=DEVICE,
-# )
-base = {auto}.from_config(config)
-model = type(base).from_pretrained(
-    None,
-    config=config,
-    state_dict=base.state_dict(),
-    quantization_config=quantization,
-    dtype=torch.{dtype},
-    device_map=DEVICE,
-)"""
-
-BATCH = '''
-def make_batch(n):
-    """Return n samples of random tokens, which are also what is predicted."""
-    tokens = torch.randint({words}, (n, {size}))
-    return {{"input_ids": tokens, "labels": tokens.clone()}}
-'''.strip()
 
 
 def has_quantized_base(workload: Workload) -> bool:
@@ -90,7 +116,7 @@ def texts(workload: Workload, definitions: Definitions) -> dict[str, str]:
     found = {"build_model": f"def build_model():\n{body}"}
     if workload.make_batch == made.model.batch:
         words = made.model.config().get_text_config().vocab_size
-        found["make_batch"] = BATCH.format(words=words, size=made.model.size)
+        found["make_batch"] = filled("make_batch of tokens", words=words, size=made.model.size)
     return found
 
 
@@ -98,12 +124,11 @@ def _base(made: Finetuned, definitions: Definitions) -> list[str]:
     """Return the lines that make `model`, in the number format of the base."""
     values = made.built.values
     lines = [f"config = {_call(definitions, 'AutoConfig', values, method='.for_model')}"]
-    text = PLAIN
     if (loading := made.loading()) is not None:
-        text = QUANTIZED
         lines.append(f"quantization = {_call(definitions, *loading)}")
     auto = _bound(definitions, CAUSAL)
-    return [*lines, text.format(auto=auto, dtype=values["dtype"])]
+    given = {"auto": auto, "dtype": values["dtype"], "quantized": loading is not None}
+    return [*lines, filled("model of transformers", **given)]
 
 
 def _adapter(made: Finetuned, definitions: Definitions) -> list[str]:
@@ -207,23 +232,7 @@ WIDTH = 88  # characters of a line of the docstring
 SHOWN_NAME = 60  # characters of a workload's name in the docstring
 FUTURE = "from __future__ import annotations"
 
-SET_SEED = '''
-def set_seed(seed):
-    """Make random numbers the same in every run."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-'''.strip()
 SEED_IMPORTS = ("import random", "import numpy as np", "import torch")
-
-BATCHES = '''
-def make_batches():
-    """Yield one batch again and again, as memlab measures a step; put your own loader here."""
-    set_seed(SEED)
-    batch = make_batch(BATCH_SIZE)
-    for _ in range(NUM_STEPS):
-        yield batch
-'''.strip()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -265,7 +274,7 @@ def written(workload: Workload, config: StepConfig, device: str, loop: Loop) -> 
         f"DEVICE = {quoted(device)}",
     ]
     imports = [*SEED_IMPORTS, *loop.imports]
-    own = [*loop.functions, SET_SEED]
+    own = [*loop.functions, filled("set_seed")]
     taken = _taken(imports, [*settings, *own], loop.calls)
     definitions = Definitions(taken)
     if config.has_own_optimizer and workload.make_optimizer is None:
@@ -275,11 +284,9 @@ def written(workload: Workload, config: StepConfig, device: str, loop: Loop) -> 
     future = [FUTURE] if definitions.postponed else []
     lines = merged([*future, *imports, *definitions.imports])
     head = [_docstring(workload, config, loop), "", *lines, "", *settings]
-    constants = [text for text in definitions.texts if not _is_definition(text)]
-    parts = ["\n".join(head)]
-    parts += _with_constants(definitions.texts) if constants else definitions.texts
+    parts = ["\n".join(head), *_with_constants(definitions.texts)]
     ending = 'if __name__ == "__main__":\n    main()'
-    return "\n\n\n".join([*parts, *own[:-2], SET_SEED, own[-2], ending]) + "\n"
+    return "\n\n\n".join([*parts, *own[:-2], own[-1], own[-2], ending]) + "\n"
 
 
 def _docstring(workload: Workload, config: StepConfig, loop: Loop) -> str:

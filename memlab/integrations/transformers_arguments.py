@@ -14,154 +14,31 @@ from memlab.errors import ConfigError
 from memlab.integrations.reading import (
     ADAM_BETAS,
     ADAM_EPS,
-    HYPERPARAMETER,
-    IT_IS_OFF,
+    KINDS,
+    NO_WORKLOAD,
+    OF_FILE,
+    TABLES,
+    FoundSharding,
     SourceReading,
     hyperparameter,
-    of_arguments,
+    of_fsdp,
     take_mixed,
     take_ranks,
     take_tf32,
     usual_value,
 )
 
-# Which fields of transformers' TrainingArguments do not concern the step, and why.
-#
-# The names are those of transformers 5.23 and of older versions, back to 4.0.
-
-LOGGING = "it is about logging and reports"
-EVALUATION = "it is about evaluation"
-SAVING = "it is about saving and publishing"
-LENGTH = "it is about how long the training lasts and what the script does"
-LOADING = "it is about how batches are loaded; memlab.measure_loading has its own settings"
-SEEDS = "memlab takes a seed when it builds a step"
-PROCESSES = "it is about communication between processes"
-DEVICE = "memlab is given the device when it measures or predicts"
-
-NOT_CONCERNED: dict[str, tuple[str, ...]] = {
-    LOGGING: (
-        "logging_strategy", "logging_steps", "logging_first_step", "log_on_each_node",
-        "logging_nan_inf_filter", "include_num_input_tokens_seen", "log_level",
-        "log_level_replica", "disable_tqdm", "report_to", "run_name", "project", "debug",
-        "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "skip_memory_metrics",
-        "logging_dir", "include_tokens_per_second", "tpu_metrics_debug",
-    ),
-    EVALUATION: (
-        "eval_strategy", "eval_steps", "eval_delay", "per_device_eval_batch_size",
-        "prediction_loss_only", "eval_on_start", "eval_do_concat_batches",
-        "eval_use_gather_object", "eval_accumulation_steps", "include_for_metrics",
-        "batch_eval_metrics", "bf16_full_eval", "fp16_full_eval", "load_best_model_at_end",
-        "metric_for_best_model", "greater_is_better", "do_eval", "do_predict",
-        "evaluation_strategy", "evaluate_during_training", "include_inputs_for_metrics",
-        "per_gpu_eval_batch_size", "use_legacy_prediction_loop", "jit_mode_eval",
-        "generation_max_length", "generation_num_beams", "generation_config",
-        "predict_with_generate",
-    ),
-    SAVING: (
-        "output_dir", "save_only_model", "save_strategy", "save_steps", "save_on_each_node",
-        "save_total_limit", "enable_jit_checkpoint", "push_to_hub", "hub_token",
-        "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision",
-        "overwrite_output_dir", "save_safetensors", "push_to_hub_model_id",
-        "push_to_hub_organization", "push_to_hub_token",
-    ),
-    LENGTH: (
-        "num_train_epochs", "max_steps", "do_train", "resume_from_checkpoint", "ignore_data_skip",
-        "restore_callback_states_from_checkpoint", "ray_scope",
-    ),
-    LOADING: (
-        "dataloader_drop_last", "dataloader_num_workers", "dataloader_pin_memory",
-        "dataloader_persistent_workers", "dataloader_prefetch_factor",
-        "dataloader_multiprocessing_context", "dataloader_in_order", "train_sampling_strategy",
-        "length_column_name", "group_by_length", "dispatch_batches",
-    ),
-    SEEDS: ("seed", "data_seed"),
-    PROCESSES: (
-        "ddp_bucket_cap_mb", "ddp_find_unused_parameters", "ddp_broadcast_buffers",
-        "ddp_static_graph", "ddp_backend", "ddp_timeout", "local_rank", "xpu_backend",
-        "average_tokens_across_devices",
-    ),
-    DEVICE: ("use_cpu", "no_cuda", "use_mps_device", "tpu_num_cores"),
-}  # fmt: skip
-
-SHARDED = (
-    "sharding is not imported: the config is the step of one process, which holds the whole model; "
-    "pass world_size, the number of ranks, to import it"
-)
-NOT_IMPORTED: dict[str, tuple[tuple[object, ...], str]] = {
-    "fsdp": ((None, "", False), SHARDED),
-    "fsdp_config": ((None,), SHARDED),
-    "fsdp_min_num_params": ((0,), SHARDED),
-    "fsdp_transformer_layer_cls_to_wrap": ((None,), SHARDED),
-    "deepspeed": (
-        (None,),
-        f"{SHARDED}; memlab.from_trainer of the DeepSpeed file itself says what it holds",
-    ),
-    "sharded_ddp": ((None, "", False), SHARDED),
-    "parallelism_config": ((None,), SHARDED),
-    "mp_parameters": ((None, ""), SHARDED),
-    "split_batches": (
-        (None, False),
-        "batches that are divided among processes are not imported; batch_size is that of one "
-        "process",
-    ),
-    "auto_find_batch_size": (
-        (False,),
-        "memlab never changes the batch size by itself; the config has the size that the Trainer "
-        "tries first",
-    ),
-    "use_liger_kernel": (
-        (False,),
-        "memlab does not replace kernels of a model; build the model with Liger's kernels instead",
-    ),
-    "liger_kernel_config": ((None,), "memlab does not replace kernels of a model"),
-    "neftune_noise_alpha": (
-        (None,), "the noise on the embeddings is not added; it takes memory of one embedding output"
-    ),
-    "torch_empty_cache_steps": (
-        (None,), "memlab does not empty the allocator's cache during a step"
-    ),
-    "full_determinism": (
-        (False,), "memlab does not switch to deterministic kernels; they may need other memory"
-    ),
-    "optim_target_modules": ((None,), "memlab's optimizers update all trainable parameters alike"),
-    "jit_mode": ((None, False), "memlab does not script models"),
-    "use_ipex": ((None, False), "memlab does not use Intel's extension for PyTorch"),
-    "past_index": ((-1,), "memlab does not carry hidden states from one batch to the next"),
-}  # fmt: skip
-
-
+PREPARED = "the data set has been prepared by it"
 NO_SCHEDULE = "memlab has no schedules of this kind; memory and time of a step do not depend on it"
-EIGHT_BIT = (
-    "the Trainer keeps the states of embeddings in fp32, memlab in 8 bits: the Trainer needs 6 "
-    "bytes more for each value of an embedding"
-)
-PAGED = "memlab does not page the optimizer's state to host memory"
-TRAINERS_ADAFACTOR = "PyTorch's Adafactor stands for transformers' own, which keeps the same states"
 FP32_OUTPUTS = (
     "the Trainer also casts the outputs of the model to fp32 when its forward has ended, which "
     "memlab does not: one more copy of the logits"
 )
-# settings for each name of `optim`, and a sentence; an empty one means the same update
-OPTIMIZERS: dict[str, tuple[dict[str, str], str]] = {
-    "adamw_torch": ({"optimizer": "adamw"}, ""),
-    "adamw_torch_fused": ({"optimizer": "adamw", "optimizer_implementation": "fused"}, ""),
-    "adamw_hf": (
-        {"optimizer": "adamw", "optimizer_implementation": "single-tensor"},
-        "PyTorch's AdamW stands for transformers' own, which updated one parameter after another",
-    ),
-    "adamw_apex_fused": (
-        {"optimizer": "adamw", "optimizer_implementation": "fused"},
-        "PyTorch's fused AdamW stands for apex's",
-    ),
-    "adafactor": ({"optimizer": "adafactor"}, TRAINERS_ADAFACTOR),
-    "sgd": ({"optimizer": "sgd"}, ""),
-    "adamw_bnb_8bit": ({"optimizer": "adamw-8bit"}, EIGHT_BIT),
-    "adamw_8bit": ({"optimizer": "adamw-8bit"}, EIGHT_BIT),
-}
-INSTEAD: dict[str, tuple[dict[str, str], str]] = {
-    "paged_adamw_8bit": ({"optimizer": "adamw-8bit"}, f"{PAGED}; {EIGHT_BIT}"),
-    "paged_adamw_32bit": ({"optimizer": "adamw"}, PAGED),
-    "paged_adamw": ({"optimizer": "adamw"}, PAGED),
+OPTIMIZERS = {row["name"]: row for row in TABLES["transformers"]["optimizers"]}
+NO_OPTIMIZER = {
+    "settings": {"optimizer": "adamw"},
+    "status": "not imported",
+    "why": "memlab has no such optimizer",
 }
 ADAM_FIELDS = ("adam_beta1", "adam_beta2", "adam_epsilon")
 
@@ -190,17 +67,14 @@ def read_arguments(
         world_size: number of ranks; None reads the step of one process.
     """
     reading = SourceReading(values)
+    reading.use_table("transformers")
     _read_batch(reading)
     _read_precision(reading, formats)
     _read_optimizer(reading)
     _read_checkpointing(reading)
     _read_compiling(reading)
-    _read_batch_keepers(reading)
-    for why, names in NOT_CONCERNED.items():
-        reading.skip_all(names, why)
-    for name, (off, why) in NOT_IMPORTED.items():
-        reading.leave_unless(off, name, why)
-    take_ranks(reading, world_size, of_arguments(values))
+    _read_split_batches(reading)
+    take_ranks(reading, world_size, _sharding(values))
     return reading
 
 
@@ -232,29 +106,20 @@ def _read_precision(reading: SourceReading, formats: Sequence[str]) -> None:
     else:
         reading.skip("tf32")
 
-    apex = "memlab does not use NVIDIA's apex"
-    usual: tuple[object, ...] = (None, "auto", "amp", "cuda_amp", "cpu_amp")
-    for name in ("half_precision_backend", "fp16_backend"):
-        reading.leave_unless(usual, name, apex)
-    reading.skip("fp16_opt_level", "it is about NVIDIA's apex")
-
 
 def _read_optimizer(reading: SourceReading) -> None:
     values = reading.values
     name = str(getattr(values.get("optim"), "value", values.get("optim")))
     if values.get("adafactor"):  # a flag of transformers 4
         name = "adafactor"
-        reading.take("adafactor", TRAINERS_ADAFACTOR, optimizer="adafactor")
+        reading.take("adafactor", OPTIMIZERS[name]["why"], optimizer=name)
     else:
         reading.skip("adafactor")
 
-    if name in OPTIMIZERS:
-        settings, why = OPTIMIZERS[name]
-        reading.take("optim", why, **settings)
-    else:
-        settings, why = INSTEAD.get(name, ({"optimizer": "adamw"}, "memlab has no such optimizer"))
-        reading.leave("optim", why, **settings)
-    _read_hyperparameters(reading, settings["optimizer"])
+    found = OPTIMIZERS.get(name, NO_OPTIMIZER)
+    report = reading.take if found["status"] == "imported" else reading.leave
+    report("optim", found["why"], **found["settings"])
+    _read_hyperparameters(reading, found["settings"]["optimizer"])
 
     norm = values.get("max_grad_norm")
     if norm is not None and norm > 0:
@@ -272,15 +137,12 @@ def _read_hyperparameters(reading: SourceReading, optimizer: str) -> None:
             reading.skip(name, f"{optimizer} has no such value")
     for name, option in (("learning_rate", "lr"), ("weight_decay", "weight_decay")):
         hyperparameter(reading, name, usual_value(option, optimizer))
-    reading.leave_unless((None, ""), "optim_args", HYPERPARAMETER)
 
     schedule = reading.values.get("lr_scheduler_type")
     if getattr(schedule, "value", schedule) == "constant":
         reading.skip("lr_scheduler_type", "a constant rate has no schedule")
     else:
         reading.leave("lr_scheduler_type", NO_SCHEDULE)
-    for name in ("lr_scheduler_kwargs", "warmup_steps", "warmup_ratio"):
-        reading.leave_unless((None, {}, 0, 0.0), name, NO_SCHEDULE)
 
 
 def _read_checkpointing(reading: SourceReading) -> None:
@@ -288,10 +150,7 @@ def _read_checkpointing(reading: SourceReading) -> None:
     names = [n for n in ("activation_checkpointing", "gradient_checkpointing") if n in values]
     is_on = any(values[name] for name in names)
     for name in names:
-        if is_on:
-            reading.take(name, checkpointing="blocks")
-        else:
-            reading.skip(name)
+        reading.switch(name, is_on, checkpointing="blocks")
     for name in names:
         _read_checkpointing_options(reading, f"{name}_kwargs", is_on)
 
@@ -355,10 +214,9 @@ def _read_compiling(reading: SourceReading) -> None:
         reading.leave("torch_compile_mode", "memlab has no such mode")
 
 
-def _read_batch_keepers(reading: SourceReading) -> None:
-    """Report the fields that matter for batches, loss and parts of the model."""
-    values = reading.values
-    config = values.get("accelerator_config")
+def _read_split_batches(reading: SourceReading) -> None:
+    """Report whether batches are divided among processes."""
+    config = reading.values.get("accelerator_config")
     options = config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
     if options.get("split_batches"):
         reading.leave(
@@ -368,10 +226,52 @@ def _read_batch_keepers(reading: SourceReading) -> None:
     else:
         reading.skip("accelerator_config", "it is about how batches reach the processes")
 
-    for name in ("remove_unused_columns", "label_names"):
-        reading.skip(name, f"{IT_IS_OFF} without a Trainer, whose data it is about")
-    reading.leave_unless(
-        (0, 0.0),
-        "label_smoothing_factor",
-        "there is no workload whose loss it could smooth; pass a Trainer with data",
-    )
+
+def _sharding(values: Mapping[str, Any]) -> FoundSharding:
+    """Return the sharding of transformers' TrainingArguments."""
+    if values.get("deepspeed"):
+        return FoundSharding(sharding=None, why=OF_FILE, names=("deepspeed",))
+    if not values.get("fsdp"):
+        return FoundSharding(sharding="ddp", why="the Trainer replicates its model")
+
+    given = values.get("fsdp_config")
+    options = given if isinstance(given, Mapping) else {}
+    options = {str(name).removeprefix("fsdp_"): value for name, value in options.items()}
+    words = _words(values["fsdp"])
+    named = next((word for word in words if word in KINDS or "hybrid" in word), True)
+    kind = options.get("reshard_after_forward", named)
+    is_offloaded = "offload" in words or options.get("cpu_offload") in (True, "true")
+    names = ("fsdp", *["fsdp_config"] * (given is not None))
+    return of_fsdp(kind, is_offloaded=is_offloaded, names=names)
+
+
+def _words(fsdp: Any) -> list[str]:
+    """Return the options of the field `fsdp`: True, words in a text, or a list of them."""
+    if isinstance(fsdp, str):
+        return fsdp.split()
+    return [] if fsdp is True else [str(getattr(each, "value", each)) for each in fsdp]
+
+
+def is_of_trl(kind: type) -> bool:
+    """Return whether a class is trl's own."""
+    return kind.__module__.partition(".")[0] == "trl"
+
+
+def read_trl(reading: SourceReading, arguments: Any, has_workload: bool) -> None:
+    """Report the fields that trl adds to TrainingArguments; nothing if they are not trl's.
+
+    The data sets of its trainers have been prepared (tokenized, cut, packed) when they are built,
+    so that a batch needs none of the fields again.
+    """
+    if not any(map(is_of_trl, type(arguments).__mro__)):
+        return
+    reading.use_table("trl")
+    for part, names in TABLES["trl"]["into"].items():
+        for name in names:
+            value = reading.values.get(name)
+            if value is None or value is False:
+                reading.skip(name)
+            elif has_workload:
+                reading.take_into(part, name, PREPARED if part == "make_batch" else "")
+            else:
+                reading.leave(name, NO_WORKLOAD)

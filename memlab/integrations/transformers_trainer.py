@@ -13,9 +13,18 @@ from memlab.integrations.reading import (
     SourceReading,
     read_optimizer,
 )
-from memlab.integrations.transformers_arguments import read_arguments, values_of
-from memlab.integrations.transformers_workload import owner_of, replaced_on, workload_of
-from memlab.integrations.trl_trainer import is_of_trl, is_taken, read_trl
+from memlab.integrations.transformers_arguments import (
+    is_of_trl,
+    read_arguments,
+    read_trl,
+    values_of,
+)
+from memlab.integrations.transformers_workload import (
+    is_taken,
+    owner_of,
+    replaced_on,
+    workload_of,
+)
 from memlab.techniques.checkpointing import policies
 from memlab.techniques.checkpointing.checkpointing import FLAGS
 from memlab.techniques.precision import number_formats
@@ -56,15 +65,14 @@ def read_trainer(trainer: Any, library: str, world_size: int | None = None) -> I
     _fit_checkpointing(reading, model)
     for name in ("n_gpu", "world_size"):
         if (number := getattr(trainer.args, name, 1)) > 1:
-            reading.add(f"trainer.args.{name}", number)
+            part = reading.add(f"trainer.args.{name}", number)
             if number == world_size:
-                reading.take(f"trainer.args.{name}", world_size=number)
+                reading.take(part, world_size=number)
             else:
-                reading.leave(f"trainer.args.{name}", SHARDING)
+                reading.leave(part, SHARDING)
     for name in ("eval_dataset", "compute_metrics", "processing_class", "model_init"):
         if getattr(trainer, name, None) is not None:
-            part = f"trainer.{name}"
-            reading.add(part, type(getattr(trainer, name)).__name__)
+            part = reading.add(f"trainer.{name}", type(getattr(trainer, name)).__name__)
             reading.skip(part, "the model is built already" if name == "model_init" else NO_EFFECT)
 
     _read_reference(reading, trainer)
@@ -87,15 +95,14 @@ def _read_given_optimizer(reading: SourceReading, trainer: Any) -> None:
         reading.settings["optimizer_implementation"] = "default"
         read_optimizer(reading, "trainer.optimizer", trainer.optimizer, trainer.model)
     elif given is not None:
-        reading.add("trainer.optimizer_cls_and_kwargs", given[0].__name__)
         reading.leave(
-            "trainer.optimizer_cls_and_kwargs",
+            reading.add("trainer.optimizer_cls_and_kwargs", given[0].__name__),
             "memlab takes an optimizer that is built, as in optimizers=(optimizer, None); the "
             "config has that of optim",
         )
     if trainer.lr_scheduler is not None:
-        reading.add("trainer.lr_scheduler", type(trainer.lr_scheduler).__name__)
-        reading.leave("trainer.lr_scheduler", "memlab has no schedules of this kind")
+        part = reading.add("trainer.lr_scheduler", type(trainer.lr_scheduler).__name__)
+        reading.leave(part, "memlab has no schedules of this kind")
 
 
 def _read_own_methods(reading: SourceReading, trainer: Any) -> None:
@@ -132,10 +139,9 @@ def _read_reference(reading: SourceReading, trainer: Any) -> None:
     """Report a second model, with which a trainer of trl compares the one it trains."""
     reference = getattr(trainer, "ref_model", None)
     if reference is not None:
-        reading.add("trainer.ref_model", type(reference).__name__)
         reading.is_complete = False
         reading.leave(
-            "trainer.ref_model",
+            reading.add("trainer.ref_model", type(reference).__name__),
             "a step of memlab has one model, so there is no workload; with peft_config the adapter "
             "is switched off instead, and with precompute_ref_log_probs=True the data set has what "
             "the reference says",

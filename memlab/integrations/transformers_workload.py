@@ -30,7 +30,7 @@ from memlab.integrations.reading import (
     first_samples,
     length_of,
 )
-from memlab.integrations.trl_trainer import is_of_trl, joins_samples
+from memlab.integrations.transformers_arguments import is_of_trl
 from memlab.workload import SampleSize, Workload
 from memlab.workloads.configs import offered_sizes
 
@@ -590,6 +590,7 @@ def _spread(total: int, most: int) -> list[int]:
     return sorted(random.Random(0).sample(range(total), min(total, most)))
 
 
+OF_TRL = ("SFTTrainer", "DPOTrainer")
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -600,17 +601,17 @@ def workload_of(reading: SourceReading, trainer: Any) -> Workload | None:
         WorkloadError: its data cannot be read, or its loss cannot be sent.
     """
     dataset = trainer.train_dataset
-    reading.add("trainer.train_dataset", type(dataset).__name__)
+    part = reading.add("trainer.train_dataset", type(dataset).__name__)
     if dataset is None:
         reading.leave(
-            "trainer.train_dataset",
+            part,
             "there is no train_dataset, so no batch and no workload; write a memlab.Workload",
         )
         return None
 
     kept = _batches(reading, trainer, dataset)
     first = f"its first {len(kept.samples)} samples, in their order, as often as a batch needs them"
-    reading.take_into("make_batch", "trainer.train_dataset", first)
+    reading.take_into("make_batch", part, first)
     batch = _first_batch(trainer, kept)
     if not isinstance(batch, Mapping):
         reading.is_complete = False
@@ -632,8 +633,25 @@ def workload_of(reading: SourceReading, trainer: Any) -> Workload | None:
         split_batch=joined.split if joined else None,
     )
     found, said = with_lengths(made, kept, trainer)
-    reading.take_into("make_batch", "trainer.train_dataset", "; ".join(filter(None, (first, said))))
+    reading.take_into("make_batch", part, "; ".join(filter(None, (first, said))))
     return found
+
+
+def is_taken(owner: type) -> bool:
+    """Return whether a class is one of trl's trainers whose step memlab takes."""
+    return is_of_trl(owner) and owner.__name__ in OF_TRL
+
+
+def joins_samples(trainer: Any) -> bool:
+    """Return whether the batches of a trainer have other rows than samples.
+
+    Sequences without padding are laid end to end, and the chosen answers of pairs come before the
+    rejected ones.
+    """
+    owners = [kind.__name__ for kind in type(trainer).__mro__ if is_taken(kind)]
+    return bool(owners) and (
+        "DPOTrainer" in owners or bool(getattr(trainer, "padding_free", False))
+    )
 
 
 def owner_of(trainer: Any, name: str) -> type | None:
@@ -694,10 +712,9 @@ def _batches(reading: SourceReading, trainer: Any, dataset: Any) -> KeptSamples:
         reading.take_into("make_batch", "remove_unused_columns")
     else:
         reading.skip("remove_unused_columns")
-    reading.add("trainer.data_collator", type(trainer.data_collator).__name__)
     reading.take_into(
         "make_batch",
-        "trainer.data_collator",
+        reading.add("trainer.data_collator", type(trainer.data_collator).__name__),
         "each micro-batch is collated by itself, as in the Trainer"
         if joins_samples(trainer)
         else "it pads the samples of a whole update alike; the Trainer pads each micro-batch by "
@@ -737,10 +754,9 @@ def _loss(
     else:
         reading.skip("label_smoothing_factor")
     if loss_function is not None:
-        reading.add("trainer.compute_loss_func", shown(loss_function))
         reading.take_into(
             "compute_loss",
-            "trainer.compute_loss_func",
+            reading.add("trainer.compute_loss_func", shown(loss_function)),
             "called with the number of labels of each micro-batch, whose mean it returns",
         )
 
@@ -753,7 +769,14 @@ def _loss(
             accumulation_steps=steps,
         )
     if owner_of(trainer, "compute_loss") is not None:
-        return terms, _own_loss(reading, trainer, terms)
+        own = own_loss(trainer, terms)
+        reading.take_into(
+            "compute_loss",
+            "trainer.compute_loss",
+            "the method itself runs, on a stand-in for the Trainer that has its attributes, but no "
+            "data, optimizer or callbacks",
+        )
+        return terms, own
     is_causal = is_causal_model(unwrapped(trainer.model))
     return terms, TrainerLoss(smoother, loss_function, terms, takes_terms, is_causal)
 
@@ -767,14 +790,3 @@ def _ignores_terms(trainer: Any) -> bool:
     return not has_own and trainer.label_smoother is None and (
         ignores_terms(unwrapped(trainer.model))
     )  # fmt: skip
-
-
-def _own_loss(reading: SourceReading, trainer: Any, terms: LossTerms | None) -> OwnLoss:
-    found = own_loss(trainer, terms)
-    reading.take_into(
-        "compute_loss",
-        "trainer.compute_loss",
-        "the method itself runs, on a stand-in for the Trainer that has its attributes, but no "
-        "data, optimizer or callbacks",
-    )
-    return found

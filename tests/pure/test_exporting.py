@@ -172,6 +172,25 @@ def test_two_things_with_one_name_are_kept_apart():
     assert text.count('scale = "no global"') == 1
 
 
+def test_a_name_in_a_finally_is_replaced_once():
+    # Python compiles such a part twice
+    def make(scale):
+        return lambda x: scale * x
+
+    def outer(scale):
+        def both(x):
+            try:
+                x = helper(x)
+            finally:
+                x = scale + x
+            return x
+
+        helper = make(5)
+        return both
+
+    assert made(outer(7))[0](1) == 12
+
+
 def test_names_in_texts_attributes_and_arguments_are_left_alone():
     def make(name):
         return lambda x: (name, {"name": x}.get("name"), dict(name=x))  # noqa: C408

@@ -13,13 +13,14 @@ import memlab
 from benchmarks import imports
 from benchmarks.recipes import RECIPES, RecipeKind
 from memlab.integrations.reading import (
+    TABLES,
     UNKNOWN,
     FieldStatus,
     SourceReading,
     read_optimizer,
     settings_of,
 )
-from memlab.integrations.transformers_arguments import INSTEAD, OPTIMIZERS, read_arguments
+from memlab.integrations.transformers_arguments import OPTIMIZERS, read_arguments
 from memlab.integrations.transformers_workload import ignores_number_of_terms
 
 # values that a field of TrainingArguments could have, beside those of its default's type
@@ -103,10 +104,10 @@ def test_every_optimizer_name_of_transformers_makes_a_config():
 
     for name in (*OptimizerNames, "adamw_hf", "adamw_apex_fused", "paged_adamw"):
         found = read_arguments({"optim": name}).finish("arguments")
-        is_known = str(getattr(name, "value", name)) in OPTIMIZERS
+        row = OPTIMIZERS.get(str(getattr(name, "value", name)), {"status": "not imported"})
+        is_known = row["status"] == "imported"
         assert (field(found, "optim").status is FieldStatus.IMPORTED) == is_known
         assert field(found, "optim").why or is_known
-    assert not OPTIMIZERS.keys() & INSTEAD.keys()
 
 
 @pytest.mark.parametrize(
@@ -211,6 +212,33 @@ def test_parts_of_deepspeed_that_are_not_enabled_do_not_concern_the_step():
     assert deepspeed(torch_autocast={"enabled": True, "dtype": "float16"}).config.precision == (
         "fp16-mixed"
     )
+
+
+@pytest.mark.parametrize("library", TABLES)
+def test_a_table_of_fields_is_whole(library):
+    table = TABLES[library]
+    assert table["of"]
+    skipped = [name for row in table["not concerned"] for name in row["fields"]]
+    left = {name: off for row in table["not imported"] for name, off in row["fields"].items()}
+    into = [name for names in table.get("into", {}).values() for name in names]
+    named = [*skipped, *left, *into]
+    assert len(named) == len(set(named))
+    assert all(isinstance(off, list) for off in left.values())
+    assert all(row["why"] for row in (*table["not concerned"], *table["not imported"]))
+    for row in table.get("optimizers", ()):
+        config = memlab.StepConfig(**row["settings"])
+        assert "optimizer" in row["settings"]
+        assert row["status"] in ("imported", "not imported")
+        assert row["why"] or row["status"] == "imported", config
+
+
+def test_a_field_of_a_table_is_left_out_only_where_its_value_means_nothing():
+    table = TABLES["deepspeed"]["not imported"]
+    assert any("compile." in row["fields"] for row in table)
+    given = {"compile": {"deepcompile": True, "passes": None}, "prescale_gradients": 1.0}
+    status = {each.name: str(each.status) for each in deepspeed(**given).fields}
+    assert status["compile.deepcompile"] == "not imported"
+    assert status["compile.passes"] == status["prescale_gradients"] == "not concerned"
 
 
 def test_an_optimizer_of_some_parameters_is_said():
