@@ -45,7 +45,7 @@ from memlab.result import Outcome, Source, StepResult, signed_percent
 from memlab.runtime.verify_report import VerifyReport
 from memlab.search.lengths import LengthsResult
 from memlab.search.recommendations import Recommendations
-from memlab.store.compare import TIME, CostChange, CostChanges
+from memlab.store.compare import TIME, CostChange, CostChanges, in_words
 from memlab.trace import Category
 
 BAR = CATEGORY_COLORS[Category.ACTIVATIONS]
@@ -334,7 +334,7 @@ def cost_changes(changes: CostChanges, *, size: Size = (9.0, 3.2)) -> Figure:
     rows = changes.changes[:MOST_ROWS]
     figure, width = new_figure(size), size[0] * POINTS
     heads = {f"{one.new.workload_name}, {one.new.device} ({one.new.source})" for one in rows}
-    names = [str(one.new.config if len(heads) == 1 else one.new) for one in rows]
+    names = [str(one.new.config) if len(heads) == 1 else in_words(one.new) for one in rows]
     names = [shorten(name, 0.4 * width) for name in names]
     left = max(text_width(name) for name in names) + 10
     half = (width - left - 16) / 2
