@@ -47,7 +47,7 @@ def zoo_options(workload: Workload) -> dict[str, Any] | None:
     Its name in the zoo is its `base_name`. One of whose functions a person has replaced is not.
     """
     spec = getattr(workload.build_model, "__self__", None)
-    known = workloads.SPECS.get(workload.base_name)
+    known = workloads.specs().get(workload.base_name)
     if spec is None or known is None or type(spec) is not type(known):
         return None
 
@@ -80,7 +80,7 @@ def devices(chosen: str) -> list[tuple[str, str]]:
         names = [f"{fastest.type}:{i}" for i in range(count)]
 
     shown = [(f"this machine: {n} ({describe(torch.device(n))})", n) for n in names]
-    elsewhere = [offered_card(name) for name in (*cards.names(), *clusters.NAMES)]
+    elsewhere = [offered_card(name) for name in (*cards.names(), *clusters.names())]
     shown += [("this machine: cpu", "cpu"), *elsewhere]
     shown += [(f"{record.title}, recorded", record.label) for record in recordings()]
     if chosen not in dict(shown).values():

@@ -1,5 +1,6 @@
 """What the ranks of a sharded step send one another: the collectives, and their bytes."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -100,24 +101,21 @@ def communication_of(calls: Iterable[Call]) -> tuple[Communication, ...]:
     >>> [(each.num_calls, each.sent_bytes) for each in communication_of([call, call])]
     [(2, 600)]
     """
-    found: dict[tuple[Collective, int], Communication] = {}
+    payloads: dict[tuple[Collective, int], list[int]] = defaultdict(list)
     for call in calls:
-        kind, ranks = call.collective, call.num_ranks
-        before = found.get((kind, ranks), _none(kind, ranks))
-        found[kind, ranks] = Communication(
+        payloads[call.collective, call.num_ranks].append(call.payload_bytes)
+    order = list(Collective)
+    return tuple(
+        Communication(
             collective=kind,
             num_ranks=ranks,
-            num_calls=before.num_calls + 1,
-            payload_bytes=before.payload_bytes + call.payload_bytes,
-            sent_bytes=before.sent_bytes + kind.sent_bytes(call.payload_bytes, ranks),
+            num_calls=len(sizes),
+            payload_bytes=sum(sizes),
+            sent_bytes=sum(kind.sent_bytes(size, ranks) for size in sizes),
         )
-    order = list(Collective)
-    return tuple(found[key] for key in sorted(found, key=lambda k: (order.index(k[0]), k[1])))
-
-
-def _none(kind: Collective, ranks: int) -> Communication:
-    return Communication(
-        collective=kind, num_ranks=ranks, num_calls=0, payload_bytes=0, sent_bytes=0
+        for (kind, ranks), sizes in sorted(
+            payloads.items(), key=lambda item: (order.index(item[0][0]), item[0][1])
+        )
     )
 
 

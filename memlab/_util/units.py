@@ -8,7 +8,7 @@ import math
 import operator
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memlab.errors import ConfigError
@@ -211,12 +211,9 @@ def format_bytes(num_bytes: float) -> str:
     >>> format_bytes(1406142546)
     '1.31 GiB'
     """
-    size = abs(_number("num_bytes", num_bytes))
-    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
-        if size >= factor:
-            scaled = num_bytes / factor
-            return f"{scaled:.{0 if abs(scaled) >= 100 else 1 if abs(scaled) >= 10 else 2}f} {unit}"
-    return f"{num_bytes:.0f} B"
+    _number("num_bytes", num_bytes)
+    units = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": KIB}
+    return _in_largest(num_bytes, units) or f"{num_bytes:.0f} B"
 
 
 def format_seconds(seconds: float) -> str:
@@ -226,12 +223,20 @@ def format_seconds(seconds: float) -> str:
     '412 ms'
     """
     _number("seconds", seconds)
-    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
-        if abs(seconds) >= factor:
-            scaled = seconds / factor
-            return f"{scaled:.{0 if abs(scaled) >= 100 else 1 if abs(scaled) >= 10 else 2}f} {unit}"
+    if found := _in_largest(seconds, {"s": 1.0, "ms": 1e-3}):
+        return found
     scaled = seconds / 1e-6
     return f"{scaled:.0f} us" if abs(scaled) >= 1 or not scaled else f"{scaled:.2g} us"
+
+
+def _in_largest(number: float, units: Mapping[str, float]) -> str:
+    """Return a number in the first of these units that is not above it; "" if all are."""
+    for unit, factor in units.items():
+        if abs(number) >= factor:
+            scaled = number / factor
+            digits = sum(abs(scaled) < limit for limit in (100, 10))
+            return f"{scaled:.{digits}f} {unit}"
+    return ""
 
 
 def from_milliseconds(milliseconds: float) -> float:

@@ -30,8 +30,8 @@ from memlab.result import Judgement, Outcome, StepResult
 from memlab.workload import Workload
 from memlab.workloads.finetuned import ADAPTERS, BASE_FORMATS
 from memlab.workloads.published import (
-    BASES,
     TIMM,
+    bases,
     config_named,
     is_allowed,
     is_hub_name,
@@ -332,13 +332,13 @@ def workload_of(
     if not is_elsewhere and known_as(model, workloads.names()):
         return _in_size(workloads.get(model), tokens, image_size)
     is_allowed_name = is_file or is_timm or is_allowed(from_hub) or config_named(model)
-    if not is_allowed_name and known_as(model, BASES):
+    if not is_allowed_name and known_as(model, bases()):
         raise WorkloadError(
             f"{model} is a base for fine-tuning; add --adapter lora, or --adapter none to "
             "train all of its weights"
         )
     if not is_allowed_name and is_hub_name(model):
-        known = unknown(model, [*workloads.names(), *BASES])
+        known = unknown(model, [*workloads.names(), *bases()])
         raise WorkloadError(f"{known}, or a model of your own as package.module:function")
     return workloads.from_config(model, tokens=tokens, image_size=image_size, from_hub=from_hub)
 

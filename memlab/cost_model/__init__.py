@@ -2,7 +2,7 @@
 
 - `recorded_step.py` traces a step for a CPU or a card, with the memory and time of its kernels.
   Start here. `targets.py` decides which of the files below are used.
-- For a CPU, operators are run alone, once: `calibration.py`; `overheads.py` finds what Python adds.
+- For a CPU, operators are run alone, once: `calibration.py`, which also finds what Python adds.
   `cost_store.py` caches the costs on disk, `measured_runs.py` compares them with measured steps.
 - For a card, `cuda_kernels.py` has rules for memory and `roofline.py` for time, with the factors of
   `kernel_times.json`. To add a rule for a CUDA kernel, start with `cuda_kernels.py`.

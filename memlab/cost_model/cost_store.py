@@ -319,47 +319,51 @@ def cost_from_row(row: Any, *, is_overhead: bool = False) -> OperatorCost:
     if not isinstance(outputs, list) or not isinstance(extrapolated, bool):
         raise ValueError("it is not a row of a cost")
 
-    for nbytes in (*outputs, peak, kept):
-        if type(nbytes) is not int or not 0 <= nbytes <= MOST_BYTES:
-            raise ValueError("a size is not valid")
+    is_seconds = is_overhead_seconds if is_overhead else _is_time
+    is_valid = (
+        all(is_whole(nbytes, 0, MOST_BYTES) for nbytes in (*outputs, peak, kept))
+        # what is live afterwards was at the peak; extrapolation treats each separately
+        and (extrapolated or peak >= sum(outputs) + kept)
+        and (seconds is None or is_seconds(seconds))
+    )
+    if not is_valid:
+        raise ValueError("a size or a time is not valid")
 
-    if not extrapolated and peak < sum(outputs) + kept:  # extrapolation treats each separately
-        raise ValueError("more bytes are live afterwards than at the peak")
-    if seconds is not None and not (is_overhead_seconds if is_overhead else _is_time)(seconds):
-        raise ValueError("a time is not valid")
-
-    conditions = dict(zip(CONDITIONS, row[NUM_REQUIRED:], strict=False))
     cost = OperatorCost(
         output_bytes=tuple(outputs),
         peak_bytes=peak,
         kept_bytes=kept,
         seconds=seconds,
         extrapolated=extrapolated,
-        **conditions,
+        **dict(zip(CONDITIONS, row[NUM_REQUIRED:], strict=False)),
     )
-    _check_conditions(cost)
+    if not _has_valid_conditions(cost):
+        raise ValueError("the conditions of its time are not valid")
     return cost
 
 
-def _check_conditions(cost: OperatorCost) -> None:
-    """Raise ValueError if the conditions of a cost's time are not possible."""
-    repeats, share = cost.num_repeats, cost.others_share
-    if repeats is not None and (type(repeats) is not int or not 0 < repeats <= MOST_REPEATS):
-        raise ValueError("the number of repeats is not valid")
-    if share is not None and (type(share) not in (int, float) or not 0 <= share <= 1):
-        raise ValueError("a share is not valid")
-    if cost.taken_at is not None and not is_date(cost.taken_at):
-        raise ValueError("a date is not valid")
-
+def _has_valid_conditions(cost: OperatorCost) -> bool:
+    """Return whether the conditions of a cost's time are possible, and do not contradict it."""
     least, median = cost.least_seconds, cost.median_seconds
-    if not all(value is None or _is_time(value) for value in (least, median)):
-        raise ValueError("a time is not valid")
-    if least is None or median is None or cost.seconds is None:
-        return
+    is_valid = (
+        (cost.num_repeats is None or is_whole(cost.num_repeats, 1, MOST_REPEATS))
+        and (cost.others_share is None or is_number(cost.others_share, 0, 1))
+        and (cost.taken_at is None or is_date(cost.taken_at))
+        and all(value is None or _is_time(value) for value in (least, median))
+    )
+    if not is_valid or least is None or median is None or cost.seconds is None:
+        return is_valid
+    return least <= median and (cost.extrapolated or least <= cost.seconds <= median)
 
-    is_between = cost.extrapolated or least <= cost.seconds <= median
-    if least > median or not is_between:
-        raise ValueError("its times contradict each other")
+
+def is_whole(value: Any, least: int, most: int) -> bool:
+    """Return whether a value from a file is an int within bounds, and no bool."""
+    return type(value) is int and least <= value <= most
+
+
+def is_number(value: Any, least: float, most: float) -> bool:
+    """Return whether a value from a file is an int or a float within bounds, and no bool."""
+    return type(value) in (int, float) and least <= value <= most
 
 
 def is_date(value: Any) -> bool:
@@ -369,7 +373,7 @@ def is_date(value: Any) -> bool:
 
 def _is_time(seconds: Any) -> bool:
     """Return whether a time can be that of one operator."""
-    return type(seconds) in (int, float) and 0 < seconds <= MOST_SECONDS
+    return is_number(seconds, 0, MOST_SECONDS) and seconds > 0
 
 
 def is_overhead_seconds(seconds: Any) -> bool:
@@ -377,4 +381,4 @@ def is_overhead_seconds(seconds: Any) -> bool:
 
     It is a difference of two times, so it may be slightly below 0.
     """
-    return type(seconds) in (int, float) and LEAST_OVERHEAD <= seconds <= MOST_OVERHEAD
+    return is_number(seconds, LEAST_OVERHEAD, MOST_OVERHEAD)

@@ -16,6 +16,7 @@ product of bitsandbytes' 4-bit weights.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
@@ -151,7 +152,7 @@ def _recurrent(operator: Operator, _: Card | None) -> Effect | None:
     directions = 2 if str(getattr(both, "text", both)) == "True" else 1
     steps = x.shape[0] if args[14] else x.shape[0] * x.shape[1]  # packed, or padded
     size = steps * layers * directions * hidden * values * x.dtype.itemsize
-    outputs = tuple(_numel(spec) * spec.dtype.itemsize for spec in operator.outputs[:3])
+    outputs = tuple(map(_bytes, operator.outputs[:3]))
     return Effect(output_bytes=(*outputs, size, 0))
 
 
@@ -172,23 +173,13 @@ def _four_bit_product(operator: Operator, _: Card | None) -> Effect | None:
     return Effect(workspace_bytes=size + sum(2 * 4 * _numel(spec) for spec in scales))
 
 
-def _gathered_list(operator: Operator, _: Card | None) -> Effect | None:
-    """Count the one tensor through which NCCL gathers into a list of tensors of one size.
+def _list_of(position: int, operator: Operator, _: Card | None) -> Effect | None:
+    """Count the one tensor through which NCCL gathers or scatters a list of tensors of one size.
 
     Other collectives work on the tensors that they are given. So do those of a single tensor, which
     `fully_shard`, DistributedDataParallel and ZeroRedundancyOptimizer use.
     Source: `newLikeFlat` in `allgather` and `reduce_scatter` of ProcessGroupNCCL.cpp.
     """
-    return _flat(operator, position=0)
-
-
-def _scattered_list(operator: Operator, _: Card | None) -> Effect | None:
-    """Count the one tensor from which NCCL scatters a list of tensors of one size."""
-    return _flat(operator, position=1)
-
-
-def _flat(operator: Operator, position: int) -> Effect | None:
-    """Return the bytes of the lists of tensors in an argument, if they have one size."""
     assert operator.signature is not None
     specs = tensors_of(("", operator.signature[1][position], ()))
     if len({spec.shape for spec in specs}) > 1:  # these are sent one by one
@@ -207,16 +198,17 @@ def _copied_bytes(spec: TensorSpec) -> int:
     step = 1
     for size, stride in zip(reversed(spec.shape), reversed(spec.stride), strict=True):
         if size > 1 and stride != step:
-            return _numel(spec) * spec.dtype.itemsize
+            return _bytes(spec)
         step *= size
     return 0
 
 
 def _numel(spec: TensorSpec) -> int:
-    count = 1
-    for size in spec.shape:
-        count *= size
-    return count
+    return math.prod(spec.shape)
+
+
+def _bytes(spec: TensorSpec) -> int:
+    return _numel(spec) * spec.dtype.itemsize
 
 
 RULES: dict[str, Callable[[Operator, Card | None], Effect | None]] = {
@@ -230,8 +222,8 @@ RULES: dict[str, Callable[[Operator, Card | None], Effect | None]] = {
     "aten::_scaled_dot_product_flash_attention_backward": _flash_backward,
     "aten::_cudnn_rnn": _recurrent,
     "bitsandbytes::gemm_4bit": _four_bit_product,
-    "c10d::allgather_": _gathered_list,
-    "c10d::reduce_scatter_": _scattered_list,
+    "c10d::allgather_": functools.partial(_list_of, 0),
+    "c10d::reduce_scatter_": functools.partial(_list_of, 1),
 }
 
 
@@ -353,7 +345,3 @@ def _has_tensor_cores(x: TensorSpec, card: Card | None) -> bool:
 
 def _is_channels_last(*specs: TensorSpec) -> bool:
     return any(len(spec.shape) > 3 and spec.shape[1] > 1 and spec.stride[1] == 1 for spec in specs)
-
-
-def _bytes(spec: TensorSpec) -> int:
-    return math.prod(spec.shape) * spec.dtype.itemsize

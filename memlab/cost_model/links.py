@@ -18,14 +18,21 @@ collective. How wide that makes a time is said by `half_width`.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from memlab._util.collectives import Collective
-from memlab.devices.clusters import Cluster, Link, Medium
-from memlab.devices.operators import NAMESPACES, OperatorCost, Signature, TensorSpec, tensors_of
+from memlab.devices.clusters import Cluster, Link, tables
+from memlab.devices.operators import (
+    NAMESPACES,
+    OperatorCost,
+    Signature,
+    bytes_of_argument,
+    tensors_of,
+)
 from memlab.tracing.recording import Operator
 
 
@@ -40,42 +47,17 @@ class _Protocol:
     """
 
     start_seconds: float
-    round_seconds: dict[Medium, float]
+    round_seconds: Mapping[str, float]
     share: float
 
 
-# Simple, LL128 and LL: NCCL's baseLatencies, hwLatencies and "model refinements" of bandwidths.
-# LL128 is not used over PCIe.
-_RINGS = (
-    _Protocol(
-        start_seconds=8.4e-6,
-        round_seconds={Medium.NVLINK: 3.4e-6, Medium.PCIE: 5.7e-6, Medium.NETWORK: 14e-6},
-        share=1.0,
-    ),
-    _Protocol(
-        start_seconds=14e-6,
-        round_seconds={Medium.NVLINK: 1.9e-6, Medium.NETWORK: 4e-6},
-        share=0.92,
-    ),
-    _Protocol(
-        start_seconds=6.6e-6,
-        round_seconds={Medium.NVLINK: 0.6e-6, Medium.PCIE: 1e-6, Medium.NETWORK: 2.7e-6},
-        share=0.5,
-    ),
-)
-_TREES = (
-    _Protocol(
-        start_seconds=8.4e-6,
-        round_seconds={Medium.NVLINK: 4e-6, Medium.PCIE: 4e-6, Medium.NETWORK: 14e-6},
-        share=0.92,
-    ),
-    _Protocol(
-        start_seconds=14e-6,
-        round_seconds={Medium.NVLINK: 1.25e-6, Medium.NETWORK: 8.5e-6},
-        share=0.92 * 120 / 128,
-    ),
-)
 SWITCH_SECONDS = 25e-6  # hwLatencies of NVLS
+
+
+@functools.cache
+def _protocols(shape: str) -> tuple[_Protocol, ...]:
+    """Return the protocols of a "ring" or a "tree", as `clusters.toml` has them."""
+    return tuple(_Protocol(**row) for row in tables()["nccl"][shape])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +136,7 @@ def _ways(kind: Collective, payload_bytes: int, group: _Placement) -> Iterator[f
     sent = kind.sent_bytes(payload_bytes, group.num_ranks)
     rounds = kind.rounds(group.num_ranks)
     crossing = 0 if group.between is None else kind.rounds(group.num_nodes)
-    for ring in _RINGS:
+    for ring in _protocols("ring"):
         latency = _latency(ring, rounds - crossing, crossing, group)
         yield latency + sent / (group.bytes_per_second * ring.share)
 
@@ -163,7 +145,7 @@ def _ways(kind: Collective, payload_bytes: int, group: _Placement) -> Iterator[f
     if group.between is not None:
         levels = math.ceil(math.log2(group.num_nodes))
         chain = math.ceil(group.num_ranks / group.num_nodes) - 1
-        for tree in _TREES:
+        for tree in _protocols("tree"):
             latency = _latency(tree, 2 * chain, 2 * levels, group)
             yield latency + 2 * payload_bytes / (group.bytes_per_second * tree.share)
     elif group.within.switch_bytes_per_second is not None:
@@ -213,9 +195,9 @@ def cost_of(operator: Operator) -> OperatorCost:
     inside = 0
     if namespace == "c10d":
         if name in OF_OUTPUTS:
-            inside = _bytes_of(operator.signature, 0)
+            inside = bytes_of_argument(operator.signature[1][0])
         elif name in OF_INPUTS:
-            inside = _bytes_of(operator.signature, 1)
+            inside = bytes_of_argument(operator.signature[1][1])
         return OperatorCost(
             output_bytes=(0,) * len(operator.outputs),
             peak_bytes=inside,
@@ -230,10 +212,3 @@ def cost_of(operator: Operator) -> OperatorCost:
     elif name.startswith("reduce_scatter"):
         inside = sum(spec.nbytes for spec in given)
     return OperatorCost(output_bytes=sizes, peak_bytes=sum(sizes) + inside)
-
-
-def _bytes_of(signature: Signature, position: int) -> int:
-    """Return the bytes of the tensors in one argument."""
-    argument = signature[1][position]
-    specs = [argument] if isinstance(argument, TensorSpec) else tensors_of(("", argument, ()))
-    return sum(spec.nbytes for spec in specs)

@@ -17,6 +17,8 @@ from memlab.cost_model.cost_store import (
     Store,
     circumstances,
     is_date,
+    is_number,
+    is_whole,
 )
 from memlab.devices.here import QUIET_SHARE
 from memlab.devices.operators import STEADY
@@ -143,33 +145,23 @@ def _run_from_row(row: Any, step: str) -> MeasuredRun:
     if not isinstance(row, dict) or row.keys() != names or not isinstance(row["files"], dict):
         raise ValueError("it is not a row of a run")
 
-    least, median, others = (
-        row[name] for name in ("least_seconds", "median_seconds", "others_share")
+    least, others, in_vain_at = row["least_seconds"], row["others_share"], row["in_vain_at"]
+    is_valid = (
+        is_number(least, 0, MOST_SECONDS)
+        and least > 0
+        and is_number(row["median_seconds"], least, MOST_SECONDS)
+        and (others is None or is_number(others, 0, 1))
+        and all(is_whole(row[name], 1, MOST_BYTES) for name in ("peak_bytes", "num_repeats"))
+        and is_date(row["taken_at"])
+        and (in_vain_at is None or is_date(in_vain_at))
+        and all(map(_is_stamp, row["files"].values()))
     )
-    if not 0 < _number(least) <= _number(median):
-        raise ValueError("a time is not valid")
-    if others is not None and not 0 <= _number(others) <= 1:
-        raise ValueError("a share is not valid")
+    if not is_valid:
+        raise ValueError("a number is not valid")
 
-    for count, most in ((row["peak_bytes"], MOST_BYTES), (row["num_repeats"], MOST_BYTES)):
-        if type(count) is not int or not 0 < count <= most:
-            raise ValueError("a number is not valid")
-
-    dates = [row["taken_at"], *([] if row["in_vain_at"] is None else [row["in_vain_at"]])]
-    if not all(map(is_date, dates)):
-        raise ValueError("a date is not valid")
-
-    files = {file: _stamp_from(stamp) for file, stamp in row["files"].items()}
+    files = {file: tuple(stamp) for file, stamp in row["files"].items()}
     return MeasuredRun(**{**row, "files": files, "step": step})
 
 
-def _number(value: Any) -> float:
-    if type(value) not in (int, float) or not -MOST_SECONDS <= value <= MOST_SECONDS:
-        raise ValueError("it is not a number")
-    return float(value)
-
-
-def _stamp_from(value: Any) -> Stamp:
-    if not isinstance(value, list) or len(value) != 4 or any(type(n) is not int for n in value):
-        raise ValueError("it is not a stamp of a file")
-    return value[0], value[1], value[2], value[3]
+def _is_stamp(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 4 and all(type(n) is int for n in value)

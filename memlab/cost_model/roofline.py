@@ -235,7 +235,7 @@ def _padded(size: int, multiple: int) -> int:
 #
 # On data-centre cards the factor of compute is no less than what the fastest products and
 # attention kernels took when others timed them on the tensor cores of such a card
-# (`devices/card_table.py`).
+# (`devices/cards.toml`).
 #
 # An example: 128 x 128 outputs make 2 tiles of 128 x 64, and a card with 40 multiprocessors
 # uses 2 of them, so such a product takes 20 times as long as its flops at the peak.

@@ -1,33 +1,204 @@
-"""Finding a CUDA card by name, by the driver's name or by memory, and the target to predict for.
+"""CUDA cards: what is known of each, how one is found by a name, and the target to predict for.
 
-`card_table.py` has the cards themselves, `clusters.py` what connects several of them.
+`cards.toml` has the cards themselves, with their sources, and `clusters.py` what connects several
+of them. To add a card, add a table to `cards.toml`.
 """
 
 import dataclasses
 import difflib
+import functools
 import re
+import tomllib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
 from memlab._util.checks import checked
-from memlab._util.units import GIB, format_bytes, parse_bytes, shown
-from memlab.devices.card_table import CUBLAS_WORKSPACE_BYTES, TABLE, Card
-from memlab.devices.clusters import NAMED, Cluster, cluster_of, named, numbers_in
+from memlab._util.units import GIB, KIB, MIB, format_bytes, parse_bytes, shown
+from memlab.devices.clusters import Cluster, cluster_of, named, named_clusters, numbers_in
 from memlab.devices.here import resolve_device
 from memlab.devices.operators import KnownCosts
 from memlab.errors import ConfigError, DeviceError
 
-__all__ = ["CUBLAS_WORKSPACE_BYTES", "Card", "Target", "card", "cluster", "find", "names",
-           "of_device", "resolve"]  # fmt: skip
+# "non-PyTorch memory" of out-of-memory messages (in use, less allocated and cached), torch 2.x with
+# lazy loading: T4 (40 multiprocessors) 100 MiB, RTX 4060 laptop (24) 115, RTX 4090 (128) 472 and
+# 504, L40 (142) 507; an idle RTX 6000 Ada (142) 426 (unsloth-zoo pull request 1053).
+CONTEXT_BASE_BYTES = 32 * MIB
+CONTEXT_BYTES_PER_MULTIPROCESSOR = 7 * MIB // 2
+CONTEXT_BYTES_UNKNOWN = 512 * MIB
+
+# PyTorch's parseChosenWorkspaceSize (CublasHandlePool.cpp): ":4096:2:16:8", or 32 MiB on these
+# architectures. Blackwell (10, 12) since pytorch pull request 175344; torch 2.11 has 9.0 alone.
+CUBLAS_WORKSPACE_BYTES = 2 * (4096 * KIB) + 8 * (16 * KIB)
+CUBLAS_WORKSPACE_BYTES_LARGE = 32 * MIB
+LARGE_WORKSPACE_MAJORS = (9, 10, 12)
+
+# The compute capability of the first cards with tensor cores for TF32 and bf16, and with kernels of
+# flash_attn (its README: "Ampere, Ada, or Hopper GPUs").
+AMPERE = (8, 0)
+VOLTA, TURING = (7, 0), (7, 5)
+
+
+# Results of fp64 a clock and multiprocessor as a share of those of fp32, by compute capability: the
+# table "Throughput of Native Arithmetic Instructions" of the CUDA C++ Programming Guide.
+FP64_SHARES = {(6, 0): 1 / 2, (7, 0): 1 / 2, (8, 0): 1 / 2, (9, 0): 1 / 2, (10, 0): 1 / 2,
+               (6, 1): 1 / 32, (7, 5): 1 / 32}  # fmt: skip
+FP64_SHARE_OF_OTHERS = 1 / 64
 
 SMALLEST_CARD_BYTES = GIB  # nobody means a size in bytes by "4090" or "24"
 VENDOR = {"nvidia", "geforce", "tesla", "gpu", "sxm", "sxm2", "sxm4", "sxm5", "hbm3"}
 FORMS = ("pcie", "laptop")  # of another speed than the card that is called the same without it
 MOST_DRIFT = 0.1  # of memory, as a share, between drivers and systems
 MOST_NEAREST = 3  # names in a message
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reached:
+    """What the fastest kernels on a card's tensor cores reached when others timed them.
+
+    Attributes:
+        product_share: of the dense peak in bf16, by the fastest of many matrix products.
+        product_shape: rows, columns and inner size of that product.
+        num_multiprocessors: of the card that it was timed on.
+        attention_share: of the dense peak, by the forward of PyTorch's flash attention.
+        attention_backward_share: the same of its backward.
+    """
+
+    product_share: float
+    product_shape: tuple[int, int, int]
+    num_multiprocessors: int
+    attention_share: float
+    attention_backward_share: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Card:
+    """What is known about a card. None means not known, or for a number format not supported.
+
+    Attributes:
+        name: as `memlab.predict` takes it, for instance "rtx-4090" or "24GiB".
+        title: as the driver names it, or the name where there is none.
+        memory_bytes: all that CUDA can give, the context included.
+        memory_bytes_per_second: datasheet peak of the card's memory, not of its caches.
+        fp32_flops_per_second: on the CUDA cores.
+        tf32_flops_per_second: on the tensor cores, as are bf16 and fp16. A card without them takes
+            as long for matrix products in fp16 as in fp32, since PyTorch sums them in fp32.
+        bf16_flops_per_second: summed in fp32.
+        fp16_flops_per_second: summed in fp32.
+        compute_capability: major and minor.
+        num_multiprocessors: as `multi_processor_count` of PyTorch.
+        host_bytes_per_second: of the bus to the host, in one direction; PCIe 4.0 where not known.
+        board_watts: the most that the board may take; cards with little of it for their peak run
+            below their boost clock when they work.
+        ecc_in_memory: whether error correction is on and takes a share of memory and bandwidth.
+        reached: the most that was timed on tensor cores of this kind; None where it is not known.
+        nvlink: the board of `clusters.toml` whose links it has; None for a card without NVLink.
+    """
+
+    name: str
+    title: str
+    memory_bytes: int
+    memory_bytes_per_second: float | None = None
+    fp32_flops_per_second: float | None = None
+    tf32_flops_per_second: float | None = None
+    bf16_flops_per_second: float | None = None
+    fp16_flops_per_second: float | None = None
+    compute_capability: tuple[int, int] | None = None
+    num_multiprocessors: int | None = None
+    host_bytes_per_second: float = 31.5e9
+    board_watts: float | None = None
+    ecc_in_memory: bool = False
+    reached: Reached | None = None
+    nvlink: str | None = None
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether the card has bf16 units; an unknown card counts as not having them."""
+        if self.compute_capability is None:
+            return self.bf16_flops_per_second is not None
+        return self.compute_capability >= AMPERE
+
+    @property
+    def int8_flops_per_second(self) -> float | None:
+        """Rate of products of int8 numbers.
+
+        Since Turing, tensor cores multiply them at twice the rate of fp16: the datasheets of T4
+        (130 and 65 TOP/s), A100 (624 and 312) and H100 (1979 and 989). On a GeForce it is more.
+        """
+        has_cores = self.compute_capability is not None and self.compute_capability >= TURING
+        if has_cores and self.fp16_flops_per_second is not None:
+            return 2 * self.fp16_flops_per_second
+        return self.fp32_flops_per_second
+
+    @property
+    def is_before_volta(self) -> bool:
+        """Whether the card is known to be older than Volta."""
+        return self.compute_capability is not None and self.compute_capability < VOLTA
+
+    @property
+    def is_before_ampere(self) -> bool:
+        """Whether the card is known to be older than Ampere."""
+        return self.compute_capability is not None and self.compute_capability < AMPERE
+
+    @property
+    def fp64_flops_per_second(self) -> float | None:
+        """On the CUDA cores; tensor cores for fp64 (A100, H100) are not regarded."""
+        if self.fp32_flops_per_second is None or self.compute_capability is None:
+            return None
+        share = FP64_SHARES.get(self.compute_capability, FP64_SHARE_OF_OTHERS)
+        return self.fp32_flops_per_second * share
+
+    @property
+    def context_bytes(self) -> int:
+        """Memory that CUDA holds besides the allocator (context, kernels), estimated +-100 MiB."""
+        if self.num_multiprocessors is None:
+            return CONTEXT_BYTES_UNKNOWN
+        return CONTEXT_BASE_BYTES + CONTEXT_BYTES_PER_MULTIPROCESSOR * self.num_multiprocessors
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory that the caching allocator can reserve; an estimate, like the context."""
+        return self.memory_bytes - self.context_bytes
+
+    @property
+    def cublas_workspace_bytes(self) -> int:
+        """PyTorch's default cuBLAS workspace: one a stream, from the caching allocator.
+
+        cuBLASLt (`addmm` with a bias) shares it unless TORCH_CUBLASLT_UNIFIED_WORKSPACE=0 (pytorch
+        pull request 168175). Not regarded: the environment variable CUBLAS_WORKSPACE_CONFIG.
+        """
+        major = self.compute_capability[0] if self.compute_capability else 0
+        large = major in LARGE_WORKSPACE_MAJORS
+        return CUBLAS_WORKSPACE_BYTES_LARGE if large else CUBLAS_WORKSPACE_BYTES
+
+
+FIELDS = {field.name for field in dataclasses.fields(Card)}
+
+
+@functools.cache
+def rows() -> Mapping[str, Mapping[str, Any]]:
+    """Return the tables of `cards.toml`: "card" and "reached", each by name."""
+    found: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+    return found
+
+
+@functools.cache
+def every_card() -> tuple[Card, ...]:
+    """Return every card, in the order in which people are shown them."""
+    return tuple(_card_of(name, row) for name, row in rows()["card"].items())
+
+
+def _card_of(name: str, row: Mapping[str, Any]) -> Card:
+    values = {column: value for column, value in row.items() if column in FIELDS}
+    values["compute_capability"] = tuple(row["compute_capability"])
+    if "reached" in row:
+        reached = rows()["reached"][row["reached"]]
+        values["reached"] = Reached(**{**reached, "product_shape": tuple(reached["product_shape"])})
+    return Card(name=name, memory_bytes=row["memory_mib"] * MIB, **values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,19 +223,6 @@ class Target:
     launch_seconds: float | None = None
 
 
-_OTHER_SPELLINGS = {
-    "H100 80GB": "h100",
-    "H100 80GB PCIe": "h100-pcie",
-    "H200 141GB": "h200",
-    "B200 180GB": "b200",
-    "A100 40GB": "a100-40",
-    "A100 80GB": "a100-80",
-    "P100 PCIe": "p100",
-    "RTX 3060 12GB": "rtx-3060",
-    "RTX 3080 10GB": "rtx-3080",
-}
-
-
 def _key(text: str) -> str:
     """Return a name without vendor, case and separators, its form last.
 
@@ -80,17 +238,21 @@ def _key(text: str) -> str:
     return key
 
 
-_SHARED_TITLES = {title for title, number in Counter(c.title for c in TABLE).items() if number > 1}
-_BY_KEY = {_key(card.title): card for card in TABLE if card.title not in _SHARED_TITLES}
-_BY_KEY |= {_key(card.name): card for card in TABLE}
-_BY_KEY |= {key.removeprefix("rtx"): card for key, card in _BY_KEY.items()}
-_BY_KEY |= {_key(text): card for text, name in _OTHER_SPELLINGS.items() for card in TABLE
-            if card.name == name}  # fmt: skip
+@functools.cache
+def _by_key() -> Mapping[str, Card]:
+    """Return the cards by all that names them alone; a name comes before a title."""
+    of_title = Counter(card.title for card in every_card())
+    found = {_key(card.title): card for card in every_card() if of_title[card.title] == 1}
+    found |= {_key(card.name): card for card in every_card()}
+    found |= {key.removeprefix("rtx"): card for key, card in found.items()}
+    for card in every_card():
+        found |= {_key(text): card for text in rows()["card"][card.name].get("spellings", ())}
+    return found
 
 
 def names() -> tuple[str, ...]:
     """Return the names of all cards that memlab knows."""
-    return tuple(card.name for card in TABLE)
+    return tuple(card.name for card in every_card())
 
 
 def nearest(text: object) -> tuple[str, ...]:
@@ -99,8 +261,8 @@ def nearest(text: object) -> tuple[str, ...]:
     >>> nearest("rtx 3080 laptop")
     ('rtx-3080-laptop-8', 'rtx-3080-laptop-16', 'rtx-5080-laptop')
     """
-    keys = difflib.get_close_matches(_key(str(text)), _BY_KEY, n=2 * MOST_NEAREST)
-    return tuple(dict.fromkeys(_BY_KEY[key].name for key in keys))[:MOST_NEAREST]
+    keys = difflib.get_close_matches(_key(str(text)), _by_key(), n=2 * MOST_NEAREST)
+    return tuple(dict.fromkeys(_by_key()[key].name for key in keys))[:MOST_NEAREST]
 
 
 def find(text: str) -> Card | None:
@@ -114,14 +276,14 @@ def find(text: str) -> Card | None:
     >>> find("24 GiB").memory_bytes // GIB
     24
     """
-    return _BY_KEY.get(_key(text)) or _of_size(text)
+    return _by_key().get(_key(text)) or _of_size(text)
 
 
 def cluster(text: str) -> Cluster | None:
     """Return the cluster of this name; None if it names none.
 
     Known are numbers of nodes and of cards with the name of a card, in any case and with any
-    separators, and the names of `cluster_table.NAMED`.
+    separators, and the names in `clusters.toml`.
 
     Raises:
         DeviceError: there are no such machines.
@@ -131,12 +293,12 @@ def cluster(text: str) -> Cluster | None:
     """
     own_name = named(text)
     if own_name is not None:
-        num_nodes, per_node, name, gigabits = NAMED[own_name]
-        made = cluster_of(num_nodes, per_node, _BY_KEY[_key(name)], gigabits)
+        sizes = dict(named_clusters()[own_name])
+        made = cluster_of(card=_by_key()[_key(sizes.pop("card"))], **sizes)
         return dataclasses.replace(made, name=own_name)
 
     for num_nodes, per_node, name in numbers_in(text):
-        known = _BY_KEY.get(_key(name))
+        known = _by_key().get(_key(name))
         if known is not None:
             return cluster_of(num_nodes, per_node, known)
     return None
@@ -216,7 +378,7 @@ def _of_driver(title: str, memory_bytes: int) -> Card | None:
     Two cards may have one name: there are RTX 3080 laptops of 8 and of 16 GB, and an RTX 3060 of
     8 GB with a narrower bus than the one in the table.
     """
-    named = [_BY_KEY.get(_key(title)), *(card for card in TABLE if card.title == title)]
+    named = [_by_key().get(_key(title)), *(card for card in every_card() if card.title == title)]
     for card in named:
         if card and abs(memory_bytes / card.memory_bytes - 1) < MOST_DRIFT:
             return card
@@ -249,11 +411,12 @@ def resolve(device: str | torch.device | None) -> Target:
         found = cluster(device) if isinstance(device, str) else None
         if found is not None:
             return Target(kind="cuda", card=found.card, name=found.name, cluster=found)
+        own = " and ".join(map(repr, named_clusters()))
         raise DeviceError(
             f"device={shown(device)} is not a card that memlab knows.{_of_nearest(device)} Allowed "
             f"are 'cpu', 'cuda', {', '.join(map(repr, names()))}, the memory of any other card, "
             f"such as '24GiB', or several cards: '8x-h100' is one machine, '64x8-h100' are 64, "
-            f"'4x1-rtx-4090' are four PCs with a card each, {' and '.join(map(repr, NAMED))} two"
+            f"'4x1-rtx-4090' are four PCs with a card each, {own} two"
         )
 
     return Target(kind="cuda", card=card, name=card.name)

@@ -1,43 +1,22 @@
 """The clusters that memlab knows: which links go with a card, and how fast they are.
 
-Rates are of datasheets, of one card in one direction (datasheets of NVLink print the sum of both).
-The share that NCCL reaches is NCCL's own: what its source counts for a link when it chooses an
-algorithm (src/graph/topo.h), or what was published where it says nothing.
-
-    NVLink 2, 3, 4, 5    V100: 6 links of 25 GB/s, A100: 12, H100: 18, B200: 18 of 50 GB/s (DGX-1,
-                         DGX A100, DGX H100, DGX B200 datasheets). NCCL counts 20, 20, 20.6 and 40.1
-                         GB/s a link. Its authors: "with the protocol overhead (~20%) NCCL can get
-                         [...] 370GB/s" of 450 (nccl-tests issue 212)
-    NVSwitch 3           adds up an all-reduce itself: "busbw" 480 GB/s on 8 H100 (same issue; 476
-                         measured in issue 290)
-    InfiniBand           a port of 400 Gb/s for each card (DGX H100, DGX B200), 200 (DGX A100), 50
-                         (DGX-1: four ports of 100 for eight cards); 46 to 48 of 50 GB/s (nccl-tests
-                         issue 290)
-    PCIe                 the bus of the card; NCCL counts 12 of the 15.75 GB/s of PCIe 3.0 x16
-    PCIe, by the host    GeForce cards have no access to one another: what they send crosses the
-                         memory of the host. Published shares of the bus: 0.31 (nccl issue 445: 4
-                         cards), 0.40 (4 RTX 4090), 0.44 and 0.56 (nccl issue 1639: 8 and 4 RTX
-                         5090); their median
-    Ethernet             one port for each machine, which its cards share: 1460 of the 1538 bytes of
-                         a frame are TCP's payload. A message of 8 bytes takes 38 us between two
-                         machines (nccl-tests issue 82), of which NCCL counts 8 for its own
-
-Half-widths: a ring computed from links against NCCL on 2, 4 and 8 H100 differs by 21, 12 and 10 %
-(ASTRA-sim, validation on HGX-H100), so 0.2 for NVLink. Published shares of a PCIe bus lie within a
-third of their median. Networks: 0.2, on one switch with nobody else; what others send is not known.
-
-Every card has all lanes of its bus, as workstations have them. A bridge between two RTX 3090 or RTX
-A6000 is not regarded. Left out: cards whose machines differ too much for a rule (nodes of L4, T4).
+`clusters.toml` has the links with their sources, and the column `nvlink` of `cards.toml` says which
+cards have NVLink.
 """
 
+import functools
 import re
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from memlab.devices.card_table import Card
 from memlab.errors import DeviceError
 
-# `Cluster`: several cards of one kind, and the links between them.
+if TYPE_CHECKING:
+    from memlab.devices.cards import Card
 
 
 class Medium(StrEnum):
@@ -94,7 +73,7 @@ class Cluster:
 
     name: str
     title: str
-    card: Card
+    card: "Card"
     num_nodes: int
     devices_per_node: int
     within: Link
@@ -112,49 +91,26 @@ class Cluster:
 
 MOST_DEVICES = 4096
 CARDS_IN_A_BOARD = 8  # of the boards of NVIDIA on which every card reaches every other by NVLink
-OF_WIRE = 0.2  # half-widths
-OF_HOST = 0.35
 BYTES_IN_GIGABIT = 125e6
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Board:
-    """A board of cards with NVLink: links of a card, and the rate of its port of a network."""
-
-    generation: int
-    num_links: int
-    link_bytes_per_second: float
-    reached_bytes_per_second: float
-    port_gigabits: int  # a second
-    switch_bytes_per_second: float | None = None
-
-
-_A100 = _Board(generation=3, num_links=12, link_bytes_per_second=25e9,
-               reached_bytes_per_second=20e9, port_gigabits=200)  # fmt: skip
-_H100 = _Board(generation=4, num_links=18, link_bytes_per_second=25e9,
-               reached_bytes_per_second=20.6e9, port_gigabits=400,
-               switch_bytes_per_second=480e9)  # fmt: skip
-_V100 = _Board(generation=2, num_links=6, link_bytes_per_second=25e9,
-               reached_bytes_per_second=20e9, port_gigabits=50)  # fmt: skip
-_B200 = _Board(generation=5, num_links=18, link_bytes_per_second=50e9,
-               reached_bytes_per_second=40.1e9, port_gigabits=400)  # fmt: skip
-_BOARDS = {
-    "v100-16": _V100, "v100-32": _V100, "a100-40": _A100, "a100-80": _A100, "h100": _H100,
-    "h200": _H100, "b200": _B200,
-}  # fmt: skip
-
-PCIE_EFFICIENCY = 12 / 15.75
-PCIE_EFFICIENCY_BY_HOST = 0.42
-TCP_EFFICIENCY = 1460 / 1538
-TCP_SECONDS = 30e-6
-INFINIBAND_EFFICIENCY = 0.94
 ETHERNET = 10  # Gb/s
-NAMED = {"2-pcs": (2, 1, "rtx-4090", ETHERNET), "2-pcs-1gbit": (2, 1, "rtx-4090", 1)}
-NAMES = (
-    "8x-h100", "64x8-h100", "8x-h200", "8x-b200", "8x-a100-80", "8x-a100-40", "2x-a100-40",
-    "16x8-a100-80", "8x-v100-32", "4x-l40s", "2x-rtx-4090", "4x-rtx-3090", "2x-rtx-3090", *NAMED,
-)  # fmt: skip
-"""The clusters that people are shown. Any number of nodes and cards has a name of this form."""
+
+
+@functools.cache
+def tables() -> Mapping[str, Any]:
+    """Return what `clusters.toml` holds."""
+    found: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+    return found
+
+
+def named_clusters() -> Mapping[str, Mapping[str, Any]]:
+    """Return the arguments of `cluster_of` for the clusters that have a name of their own."""
+    found: Mapping[str, Mapping[str, Any]] = tables()["named"]
+    return found
+
+
+def names() -> tuple[str, ...]:
+    """Return the clusters that people are shown. Any number of nodes and cards has such a name."""
+    return (*tables()["offered"], *named_clusters())
 
 
 def numbers_in(text: str) -> list[tuple[int, int, str]]:
@@ -173,17 +129,17 @@ def numbers_in(text: str) -> list[tuple[int, int, str]]:
 
 
 def named(text: str) -> str | None:
-    """Return the name of `NAMED` that a text spells; None if it spells none.
+    """Return the name of a cluster of `clusters.toml` that a text spells; None if it spells none.
 
     >>> named("2 PCs, 1 Gbit")
     '2-pcs-1gbit'
     """
     letters = re.sub(r"[^a-z0-9]", "", text.lower())
-    return next((name for name in NAMED if name.replace("-", "") == letters), None)
+    return next((name for name in named_clusters() if name.replace("-", "") == letters), None)
 
 
 def cluster_of(
-    num_nodes: int, devices_per_node: int, card: Card, gigabits: int = ETHERNET
+    num_nodes: int, devices_per_node: int, card: "Card", gigabits: int = ETHERNET
 ) -> Cluster:
     """Return nodes with cards of one kind, connected as such cards are.
 
@@ -196,13 +152,18 @@ def cluster_of(
     Raises:
         DeviceError: there are no such machines, or too many.
     """
-    board = _BOARDS.get(card.name)
+    board = None if card.nvlink is None else tables()["nvlink"][card.nvlink]
     name = f"{num_nodes}x{devices_per_node}" if num_nodes > 1 else f"{devices_per_node}x"
-    _check(f"{name}-{card.name}", num_nodes, devices_per_node, card, board)
+    _check(f"{name}-{card.name}", num_nodes, devices_per_node, card)
     if board is None:
-        within, port = _bus(card), _ethernet(gigabits, devices_per_node)
+        bus = "bus-by-host" if _is_geforce(card) else "bus"
+        within = _link(bus, card.host_bytes_per_second)
+        bytes_per_second = gigabits * BYTES_IN_GIGABIT / devices_per_node
+        port = _link("ethernet", bytes_per_second, gigabits=gigabits)
     else:
-        within, port = _nvlink(board), _infiniband(board.port_gigabits)
+        gigabits = board["port_gigabits"]
+        within = _nvlink(board)
+        port = _link("infiniband", gigabits * BYTES_IN_GIGABIT, gigabits=gigabits)
 
     title = f"{devices_per_node} x {card.title}"
     title += f", {within.title}" if devices_per_node > 1 else ""
@@ -236,7 +197,7 @@ def check_room(cluster: Cluster, world_size: int) -> None:
     )
 
 
-def _check(name: str, nodes: int, devices: int, card: Card, board: _Board | None) -> None:
+def _check(name: str, nodes: int, devices: int, card: "Card") -> None:
     """Raise DeviceError if there are no such machines."""
     total = nodes * devices
     if not 1 <= total <= MOST_DEVICES:
@@ -250,7 +211,7 @@ def _check(name: str, nodes: int, devices: int, card: Card, board: _Board | None
             f"device={name!r} has {devices} cards in one machine; memlab knows machines of at most "
             f"{per_node}. Use '{more}x{per_node}-{card.name}', which is {more} such machines"
         )
-    if nodes > 1 and board is None and not card.name.startswith("rtx-"):
+    if nodes > 1 and card.nvlink is None and not _is_geforce(card):
         raise DeviceError(
             f"memlab does not know what connects machines with {card.title}, so device={name!r} "
             f"has no speed; use one machine ('{devices}x-{card.name}'), or cards with NVLink, such "
@@ -258,44 +219,31 @@ def _check(name: str, nodes: int, devices: int, card: Card, board: _Board | None
         )
 
 
-def _nvlink(board: _Board) -> Link:
-    return Link(
-        title=f"NVLink {board.generation}",
-        medium=Medium.NVLINK,
-        bytes_per_second=board.num_links * board.link_bytes_per_second,
-        efficiency=board.reached_bytes_per_second / board.link_bytes_per_second,
-        half_width=OF_WIRE,
-        switch_bytes_per_second=board.switch_bytes_per_second,
+def _is_geforce(card: "Card") -> bool:
+    return card.name.startswith("rtx-")
+
+
+def _nvlink(board: Mapping[str, Any]) -> Link:
+    made = _link(
+        "nvlink",
+        board["num_links"] * board["bytes_per_second"],
+        efficiency=[board["reached_bytes_per_second"], board["bytes_per_second"]],
+        generation=board["generation"],
     )
+    return replace(made, switch_bytes_per_second=board.get("switch_bytes_per_second"))
 
 
-def _bus(card: Card) -> Link:
-    is_geforce = card.name.startswith("rtx-")
+def _link(
+    kind: str, bytes_per_second: float, efficiency: Sequence[float] = (), **words: int
+) -> Link:
+    """Return a link of a kind of `clusters.toml`, with these numbers in its title."""
+    row = tables()["link"][kind]
+    reached, whole = efficiency or row["efficiency"]
     return Link(
-        title="PCIe, by the memory of the host" if is_geforce else "PCIe",
-        medium=Medium.PCIE,
-        bytes_per_second=card.host_bytes_per_second,
-        efficiency=PCIE_EFFICIENCY_BY_HOST if is_geforce else PCIE_EFFICIENCY,
-        half_width=OF_HOST,
-    )
-
-
-def _infiniband(gigabits: int) -> Link:
-    return Link(
-        title=f"InfiniBand, {gigabits} Gb/s a card",
-        medium=Medium.NETWORK,
-        bytes_per_second=gigabits * BYTES_IN_GIGABIT,
-        efficiency=INFINIBAND_EFFICIENCY,
-        half_width=OF_WIRE,
-    )
-
-
-def _ethernet(gigabits: int, devices_per_node: int) -> Link:
-    return Link(
-        title=f"Ethernet, {gigabits} Gb/s a machine",
-        medium=Medium.NETWORK,
-        bytes_per_second=gigabits * BYTES_IN_GIGABIT / devices_per_node,
-        efficiency=TCP_EFFICIENCY,
-        half_width=OF_WIRE,
-        latency_seconds=TCP_SECONDS,
+        title=row["title"].format(**words),
+        medium=Medium(row["medium"]),
+        bytes_per_second=bytes_per_second,
+        efficiency=reached / whole,
+        half_width=row["half_width"],
+        latency_seconds=row.get("latency_seconds", 0.0),
     )

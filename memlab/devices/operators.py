@@ -308,18 +308,18 @@ def call_of_collective(signature: Signature, num_ranks: int) -> Call | None:
     namespace, name, _ = signature[0].split(".")
     if namespace == "c10d" and name in _WHOLE:
         kind, position = _WHOLE[name]
-        return Call(kind, num_ranks, _bytes_of(signature[1][position]))
+        return Call(kind, num_ranks, bytes_of_argument(signature[1][position]))
 
     if namespace == "_c10d_functional":
         # the functional forms are also there in place, with an underscore, and for several tensors
         found = _FUNCTIONAL.get(name.removesuffix("_").removesuffix("_coalesced"))
         if found is not None:
             parts = num_ranks if found is Collective.ALL_GATHER else 1
-            return Call(found, num_ranks, parts * _bytes_of(signature[1][0]))
+            return Call(found, num_ranks, parts * bytes_of_argument(signature[1][0]))
     return None
 
 
-def _bytes_of(argument: Any) -> int:
+def bytes_of_argument(argument: Any) -> int:
     """Return the bytes of the tensors in one argument."""
     specs = [argument] if isinstance(argument, TensorSpec) else tensors_of(("", argument, ()))
     return sum(spec.nbytes for spec in specs)

@@ -51,7 +51,7 @@ from memlab.result import Outcome, Source, StepResult, signed_percent
 from memlab.runtime.verify_report import VerifyReport
 from memlab.search.lengths import LengthsResult
 from memlab.search.recommendations import Recommendations
-from memlab.store.compare import TIME, CostChange, CostChanges
+from memlab.store.compare import TIME, CostChange, CostChanges, in_words
 from memlab.trace import Category
 
 BAR = CATEGORY_COLORS[Category.ACTIVATIONS]
@@ -321,7 +321,7 @@ def cost_changes(changes: CostChanges, *, size: Size = (9.0, 3.2)) -> Figure:
 
     rows, figure = changes.changes[:MOST_ROWS], Picture(size)
     heads = {f"{one.new.workload_name}, {one.new.device} ({one.new.source})" for one in rows}
-    names = [str(one.new.config if len(heads) == 1 else one.new) for one in rows]
+    names = [str(one.new.config) if len(heads) == 1 else in_words(one.new) for one in rows]
     names = [shorten(name, 0.4 * figure.width) for name in names]
     left = room_of(names)
     memory, time = axes_beside(figure, ["memory", "time"], (left, 26, 8, 38), between=8)

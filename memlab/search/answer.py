@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from memlab._util.units import format_bytes, format_seconds, shown
 from memlab.config import Sharding, StepConfig
-from memlab.devices.card_table import TABLE
+from memlab.devices.cards import every_card
 from memlab.errors import ConfigError, DeviceError
 from memlab.result import Judgement, Outcome, StepResult, format_percent
 from memlab.search.alternatives import (
@@ -398,7 +398,7 @@ def other_limits(
         return
     best = min(fitting, key=lambda one: one.seconds).result
     is_card = searched[0].goal.target.kind == "cuda"
-    cards = {card.usable_bytes: card.name for card in TABLE if is_card}
+    cards = {card.usable_bytes: card.name for card in every_card() if is_card}
     sizes = sorted(cards)
     if not sizes or limit_bytes < sizes[0]:
         sizes = [limit_bytes // 4, limit_bytes // 2, 2 * limit_bytes]

@@ -5,7 +5,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,73 +23,29 @@ from memlab.store.frames import stored_runs
 if TYPE_CHECKING:
     import pandas as pd
 
-# `SettingCost`: what one setting of a workload costs, whichever file or table said so.
-
 HARDWARE = ("device_name", "threads")  # of `StepResult.versions`; times depend on both
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SettingCost:
-    """What one setting costs.
+def setting_of(result: StepResult) -> tuple[Any, ...]:
+    """Return what must be equal on both sides: workload, device, source, limit and config."""
+    settings = tuple(result.config.to_dict().items())
+    limit = result.memory_limit_bytes
+    return result.workload_name, result.device, result.source, limit, settings
 
-    Attributes:
-        workload_name: what is trained.
-        device: as `StepResult.device` names it.
-        source: measured, predicted or recorded.
-        config: how it is trained.
-        outcome: how the run ended.
-        message: the sentence about it.
-        memory_limit_bytes: that the step may hold, or None.
-        fits: whether it stays within the limit; None without a limit.
-        peak_allocated_bytes: of the step.
-        peak_reserved_bytes: of the caching allocator; None on a CPU.
-        step_seconds: the median of the repeats.
-        fastest_seconds: the fastest of them; None if a table says only the median.
-        time_uncertainty: the stated relative half-width of a predicted time; 0 if there is none.
-        versions: of torch, memlab and Python, processor or card; empty if a table has none.
-    """
 
-    workload_name: str
-    device: str
-    source: Source
-    config: StepConfig
-    outcome: Outcome
-    message: str = ""
-    memory_limit_bytes: int | None = None
-    fits: bool | None = None
-    peak_allocated_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
-    step_seconds: float | None = None
-    fastest_seconds: float | None = None
-    time_uncertainty: float = 0.0
-    versions: Mapping[str, str] = field(default_factory=dict)
+def in_words(result: StepResult) -> str:
+    """Return the setting of a result in one line."""
+    return f"{result.workload_name} on {result.device} ({result.source}), {result.config}"
 
-    @classmethod
-    def of(cls, result: StepResult) -> "SettingCost":
-        """Return the costs of a result."""
-        same = ("workload_name", "device", "source", "config", "outcome", "message",
-                "memory_limit_bytes", "fits", "peak_allocated_bytes", "peak_reserved_bytes",
-                "step_seconds", "versions")  # fmt: skip
-        return cls(
-            **{name: getattr(result, name) for name in same},
-            fastest_seconds=min(result.step_seconds_all, default=None),
-            time_uncertainty=(result.uncertainty or {}).get("step_seconds", 0.0),
-        )
 
-    @property
-    def setting(self) -> tuple[Any, ...]:
-        """What must be equal on both sides: workload, device, source, limit and config."""
-        settings = tuple(self.config.to_dict().items())
-        return self.workload_name, self.device, self.source, self.memory_limit_bytes, settings
+def _hardware(result: StepResult) -> tuple[str, ...]:
+    """Return processor or card and threads, as far as they are known."""
+    return tuple(result.versions.get(name, "") for name in HARDWARE)
 
-    @property
-    def hardware(self) -> tuple[str, ...]:
-        """Processor or card and threads, as far as they are known."""
-        return tuple(self.versions.get(name, "") for name in HARDWARE)
 
-    def __str__(self) -> str:
-        """Return the setting in one line."""
-        return f"{self.workload_name} on {self.device} ({self.source}), {self.config}"
+def _fastest(result: StepResult) -> float | None:
+    """Return the fastest repeat in seconds; None if a table says only the median."""
+    return min(result.step_seconds_all, default=None)
 
 
 # Whether a setting costs more than before, and which of it may be noise.
@@ -127,8 +83,8 @@ class CostChange:
     """One setting, before and after.
 
     Attributes:
-        old: what it cost.
-        new: what it costs.
+        old: its result then.
+        new: its result now.
         verdict: worse if anything of it rose beyond its tolerance or it does not run or fit any
             more; else better if anything fell beyond it; else the same.
         rose: names of `COSTS` that rose beyond their tolerance.
@@ -137,8 +93,8 @@ class CostChange:
         not_judged: what was not compared, and why, a clause each.
     """
 
-    old: SettingCost
-    new: SettingCost
+    old: StepResult
+    new: StepResult
     verdict: CostVerdict
     rose: tuple[str, ...] = ()
     fell: tuple[str, ...] = ()
@@ -177,7 +133,7 @@ class CostChange:
 
 
 def judged(
-    old: SettingCost, new: SettingCost, memory_tolerance: float, time_tolerance: float
+    old: StepResult, new: StepResult, memory_tolerance: float, time_tolerance: float
 ) -> CostChange:
     """Return how one setting has changed."""
     worse, better = _outcomes(old, new)
@@ -199,7 +155,7 @@ def judged(
         if name == TIME:
             if is_other_hardware(old, new):
                 continue  # `CostChanges.notes` says so once
-            fastest = relative(old.fastest_seconds, new.fastest_seconds)
+            fastest = relative(_fastest(old), _fastest(new))
             least, most = sorted((change, change if fastest is None else fastest))
             tolerance = time_tolerance + max(_noise(old), _noise(new))
         if least > tolerance:
@@ -226,13 +182,13 @@ def relative(before: float | None, after: float | None) -> float | None:
     return after / before - 1.0 if before else 0.0
 
 
-def is_other_hardware(old: SettingCost, new: SettingCost) -> bool:
+def is_other_hardware(old: StepResult, new: StepResult) -> bool:
     """Return whether both sides know what they ran on, and it is not the same."""
-    is_known = any(old.hardware) and any(new.hardware)
-    return is_known and old.hardware != new.hardware
+    before, after = _hardware(old), _hardware(new)
+    return any(before) and any(after) and before != after
 
 
-def _outcomes(old: SettingCost, new: SettingCost) -> tuple[list[str], list[str]]:
+def _outcomes(old: StepResult, new: StepResult) -> tuple[list[str], list[str]]:
     """Return what is worse and what is better about how both ended."""
     ran, runs = old.outcome is Outcome.OK, new.outcome is Outcome.OK
     if ran and not runs:
@@ -246,14 +202,14 @@ def _outcomes(old: SettingCost, new: SettingCost) -> tuple[list[str], list[str]]
     return [], []
 
 
-def _noise(cost: SettingCost) -> float:
+def _noise(cost: StepResult) -> float:
     """Return by which share a time may differ in the next run or prediction of the same step."""
     if cost.step_seconds is None:
         return 0.0
     if cost.source is Source.PREDICTED:
         is_of_cpu = "threads" in cost.versions
-        return cost.time_uncertainty if is_of_cpu else 0.0
-    return relative(cost.fastest_seconds, cost.step_seconds) or 0.0
+        return (cost.uncertainty or {}).get("step_seconds", 0.0) if is_of_cpu else 0.0
+    return relative(_fastest(cost), cost.step_seconds) or 0.0
 
 
 # `CostChanges`: what `compare` found.
@@ -275,8 +231,8 @@ class CostChanges:
     """
 
     changes: tuple[CostChange, ...]
-    only_old: tuple[SettingCost, ...]
-    only_new: tuple[SettingCost, ...]
+    only_old: tuple[StepResult, ...]
+    only_new: tuple[StepResult, ...]
     memory_tolerance: float
     time_tolerance: float
     notes: tuple[str, ...] = ()
@@ -300,56 +256,51 @@ class CostChanges:
         """Return one row a setting, those of one side only at the end, in bytes and seconds."""
         import pandas as pd
 
-        rows = [_row(str(one.verdict), one.old, one.new) for one in self.changes]
-        rows += [_row("only in old", one, None) for one in self.only_old]
-        rows += [_row("only in new", None, one) for one in self.only_new]
-        return pd.DataFrame(rows)
+        return pd.DataFrame(self._rows())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as plain JSON types."""
+        settings = self._rows()
+        for row, one in zip(settings, self.changes, strict=False):  # those of one side have none
+            row |= {"reasons": list(one.reasons), "not_judged": list(one.not_judged)}
         return {
             "ok": self.ok,
             "memory_tolerance": self.memory_tolerance,
             "time_tolerance": self.time_tolerance,
-            "settings": [
-                *(
-                    _row(str(one.verdict), one.old, one.new)
-                    | {"reasons": list(one.reasons), "not_judged": list(one.not_judged)}
-                    for one in self.changes
-                ),
-                *(_row("only in old", one, None) for one in self.only_old),
-                *(_row("only in new", None, one) for one in self.only_new),
-            ],
+            "settings": settings,
             "notes": list(self.notes),
         }
+
+    def _rows(self) -> list[dict[str, Any]]:
+        rows = [_row(str(one.verdict), one.old, one.new) for one in self.changes]
+        rows += [_row("only in old", one, None) for one in self.only_old]
+        return rows + [_row("only in new", None, one) for one in self.only_new]
 
     def __str__(self) -> str:
         """Return a line that sums up, then each setting with its costs, and the notes."""
         lines = [self._summary()]
         for one in self.changes:
             why = f": {'; '.join(one.reasons)}" if one.reasons else ""
-            lines += [f"{one.verdict}: {one.new}{why}"]
+            lines += [f"{one.verdict}: {in_words(one.new)}{why}"]
             lines += [f"  {name} {text}" for name, text in one.costs().items()]
             lines += [f"  not compared: {said}" for said in one.not_judged]
-        lines += [f"only in old: {one}" for one in self.only_old]
-        lines += [f"only in new: {one}" for one in self.only_new]
+        lines += [f"only in old: {in_words(one)}" for one in self.only_old]
+        lines += [f"only in new: {in_words(one)}" for one in self.only_new]
         return "\n".join([*lines, *self.notes])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """Return tables for notebooks: what changed, and what was not compared."""
-        heads = ["", "setting", *COSTS, "why"]
         rows = []
         for one in self.changes:
-            said, costs = [*one.reasons, *one.not_judged], one.costs()
-            rows.append([one.verdict, one.new, *(costs.get(name, "") for name in COSTS),
-                         "; ".join(said)])  # fmt: skip
-        for name, costs_of_side in (("old", self.only_old), ("new", self.only_new)):
-            rows += [[f"only in {name}", one, *[""] * len(COSTS), ""] for one in costs_of_side]
-        return columns_table(heads, rows) + facts_table(
-            self._summary(), {"notes": " ".join(self.notes)}
-        )
+            costs, why = one.costs(), "; ".join([*one.reasons, *one.not_judged])
+            shown_costs = [costs.get(name, "") for name in COSTS]
+            rows.append([one.verdict, in_words(one.new), *shown_costs, why])
+        for name, results in (("old", self.only_old), ("new", self.only_new)):
+            rows += [[f"only in {name}", in_words(one), *[""] * len(COSTS), ""] for one in results]
+        table = columns_table(["", "setting", *COSTS, "why"], rows)
+        return table + facts_table(self._summary(), {"notes": " ".join(self.notes)})
 
     def _summary(self) -> str:
         verdicts = [one.verdict for one in self.changes]
@@ -361,7 +312,7 @@ class CostChanges:
         )
 
 
-def _row(verdict: str, old: SettingCost | None, new: SettingCost | None) -> dict[str, Any]:
+def _row(verdict: str, old: StepResult | None, new: StepResult | None) -> dict[str, Any]:
     """Return a setting with its costs on both sides as plain JSON types."""
     known = new or old
     assert known is not None  # one side has it
@@ -380,7 +331,7 @@ def _row(verdict: str, old: SettingCost | None, new: SettingCost | None) -> dict
     return row
 
 
-# Results, tables, JSON and CSV files, and stores, as costs of settings.
+# Results of tables, of JSON and CSV files, and of stores.
 #
 # A file is recognised by its content, whatever its name: an SQLite file is a store, what
 # begins with a brace or a bracket is JSON, anything else is CSV. A table of
@@ -397,8 +348,8 @@ NUMBERS = {"memory_limit_bytes": int, "peak_allocated_bytes": int, "peak_reserve
 TRUTHS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
 
 
-def costs_of(side: str, given: Any) -> list[SettingCost]:
-    """Return the costs of all settings of one side, in order.
+def results_of(side: str, given: Any) -> list[StepResult]:
+    """Return the results of one side, in order.
 
     Args:
         side: "old" or "new", for messages.
@@ -410,7 +361,7 @@ def costs_of(side: str, given: Any) -> list[SettingCost]:
     if is_a(given, str | os.PathLike):
         return _of_file(side, given)
     if is_a(given, StepResult):
-        return [SettingCost.of(given)]
+        return [given]
 
     pandas = sys.modules.get("pandas")  # whoever has a DataFrame has imported it
     if pandas is not None and is_a(given, pandas.DataFrame):
@@ -422,10 +373,10 @@ def costs_of(side: str, given: Any) -> list[SettingCost]:
         results = of_type(side, given, Iterable[StepResult])
     except MemlabError as error:
         raise ConfigError(f"{error}; {side} is {ALLOWED}") from None
-    return [SettingCost.of(result) for result in results]
+    return list(results)
 
 
-def _of_file(side: str, given: str | os.PathLike[str]) -> list[SettingCost]:
+def _of_file(side: str, given: str | os.PathLike[str]) -> list[StepResult]:
     try:
         path = Path(os.fsdecode(given)).expanduser()
         data = path.read_bytes()
@@ -443,10 +394,10 @@ def _of_file(side: str, given: str | os.PathLike[str]) -> list[SettingCost]:
         raise ConfigError(f"{side}={shown(given)} {error}") from None
 
 
-def _of_content(path: Path, data: bytes) -> list[SettingCost]:
+def _of_content(path: Path, data: bytes) -> list[StepResult]:
     if data.startswith(SQLITE):
         runs = stored_runs(EVERYTHING, path, is_whole=False)
-        return [SettingCost.of(run.result) for run in runs]
+        return [run.result for run in runs]
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -454,7 +405,7 @@ def _of_content(path: Path, data: bytes) -> list[SettingCost]:
     return _of_json(text) if text.lstrip()[:1] in ("{", "[") else _of_csv(text)
 
 
-def _of_json(text: str) -> list[SettingCost]:
+def _of_json(text: str) -> list[StepResult]:
     """Return what `--json` and `DataFrame.to_json(orient="records")` write, and lists of it."""
     try:
         data = json.loads(text)
@@ -467,7 +418,7 @@ def _of_json(text: str) -> list[SettingCost]:
     return [_of_object(each) for each in listed]
 
 
-def _of_object(data: Any) -> SettingCost:
+def _of_object(data: Any) -> StepResult:
     if not isinstance(data, dict) or "outcome" not in data:
         raise ConfigError(
             f"holds {shown(data)}, which is no result; write it with `--json` of `memlab predict`, "
@@ -476,12 +427,12 @@ def _of_object(data: Any) -> SettingCost:
     if "config" not in data:
         return _of_row(data)
     try:
-        return SettingCost.of(StepResult.from_dict(data))
+        return StepResult.from_dict(data)
     except MemlabError as error:
         raise ConfigError(f"holds a result that `--json` did not write: {error}") from None
 
 
-def _of_csv(text: str) -> list[SettingCost]:
+def _of_csv(text: str) -> list[StepResult]:
     import csv
 
     try:
@@ -490,8 +441,8 @@ def _of_csv(text: str) -> list[SettingCost]:
         raise ConfigError(f"is no table ({error}); write it with memlab.results().to_csv") from None
 
 
-def _of_row(row: Mapping[Any, Any]) -> SettingCost:
-    """Return the cost that one row of `memlab.results()` says.
+def _of_row(row: Mapping[Any, Any]) -> StepResult:
+    """Return the result that one row of `memlab.results()` says.
 
     Raises:
         ConfigError: it is a row of something else.
@@ -503,7 +454,7 @@ def _of_row(row: Mapping[Any, Any]) -> SettingCost:
             if field.name in row
         }
         fits = _known(row.get("fits"))
-        return SettingCost(
+        return StepResult(
             workload_name=str(row["workload_name"]),
             device=str(row["device"]),
             source=Source(str(row["source"])),
@@ -591,8 +542,8 @@ def compare(
     >>> memlab.compare(result, [result]).ok
     True
     """
-    before, old_notes = _by_setting("old", costs_of("old", old))
-    after, new_notes = _by_setting("new", costs_of("new", new))
+    before, old_notes = _by_setting("old", results_of("old", old))
+    after, new_notes = _by_setting("new", results_of("new", new))
     changes = [
         judged(before[key], cost, memory_tolerance, time_tolerance)
         for key, cost in after.items()
@@ -608,12 +559,12 @@ def compare(
     )
 
 
-Costs = dict[tuple[Any, ...], SettingCost]
+Costs = dict[tuple[Any, ...], StepResult]
 
 
-def _by_setting(side: str, costs: Sequence[SettingCost]) -> tuple[Costs, list[str]]:
+def _by_setting(side: str, costs: Sequence[StepResult]) -> tuple[Costs, list[str]]:
     """Return the last cost of each setting, and a note on those that it replaces."""
-    found = {cost.setting: cost for cost in costs}
+    found = {setting_of(cost): cost for cost in costs}
     num_left_out = len(costs) - len(found)
     if not num_left_out:
         return found, []

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from memlab._util.units import GIB, format_bytes
-from memlab.cost_model.cost_store import cost_from_row
+from memlab.cost_model.cost_store import cost_from_row, is_whole
 from memlab.devices.operators import OperatorCost, Signature, from_text, to_text
 from memlab.errors import MemlabError
 from memlab.result import Source, StepResult
@@ -339,20 +339,20 @@ def _check_numbers(result: StepResult) -> None:
         *(result.peak_by_category or {}).values(),
         *(holding.nbytes for holding in result.peak_holdings),
     ]
-    for size in sizes:
-        if size is not None and (type(size) is not int or not 0 <= size <= MOST_UNITS):
-            raise ValueError("a size is none")
-
     times = [result.step_seconds, result.samples_per_second, *result.step_seconds_all]
-    for time in times:
-        if time is not None and (type(time) not in (int, float) or not 0 < time < MOST_UNITS):
-            raise ValueError("a time is none")
-
     share = result.others_share
-    if share is not None and not 0 <= share <= 1:
-        raise ValueError("a share is none")
-    if not _agrees(result):
-        raise ValueError("its numbers contradict each other")
+    is_possible = (
+        all(size is None or is_whole(size, 0, MOST_UNITS) for size in sizes)
+        and all(time is None or _is_time(time) for time in times)
+        and (share is None or 0 <= share <= 1)
+        and _agrees(result)
+    )
+    if not is_possible:
+        raise ValueError("a number is none, or two contradict each other")
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < MOST_UNITS
 
 
 def _agrees(result: StepResult) -> bool:

@@ -21,7 +21,7 @@ from enum import StrEnum
 
 import torch
 
-from memlab.devices.card_table import AMPERE
+from memlab.devices.cards import AMPERE
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)

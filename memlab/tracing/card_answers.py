@@ -26,7 +26,7 @@ import torch
 
 from memlab._util.torch_private.tensors import has_kernel_for, names_of_all_operators
 from memlab._util.units import KIB
-from memlab.devices.card_table import Card
+from memlab.devices.cards import Card
 from memlab.errors import UnsupportedError
 
 WARP_SIZE = 32

@@ -26,7 +26,7 @@ import torch
 from memlab._util.torch_private import python_device
 from memlab._util.torch_private.python_device import convolutions_stored_as, registered_name
 from memlab._util.torch_private.tensors import has_kernel_for, is_view, schema_of, without_key
-from memlab.devices.card_table import Card
+from memlab.devices.cards import Card
 from memlab.tracing import attention_kernels, card_answers, triton_launches
 from memlab.tracing.recording import StreamEvent, Streams
 

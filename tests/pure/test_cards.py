@@ -1,4 +1,7 @@
+"""Cards: how they are found, what a machine says of them, and the table of `cards.toml`."""
+
 import dataclasses
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -23,42 +26,6 @@ def test_the_cards_of_the_contract_are_there():
     asked |= {"a10g", "p100", "p4", "rtx-5070", "rtx-5080", "rtx-3070", "rtx-3080", "rtx-4070"}
     assert asked <= set(cards.names())
     assert len(set(cards.names())) == len(cards.names())
-
-
-@pytest.mark.parametrize(
-    ("older", "newer"),
-    [
-        ("a100-40", "a100-80"),
-        ("v100-16", "v100-32"),
-        ("v100-32", "a100-40"),
-        ("a100-80", "h100"),
-        ("h100", "h200"),
-        ("h200", "b200"),
-        ("a100-pcie-80", "h100-pcie"),
-        ("a100-pcie-80", "a100-80"),
-        ("h100-pcie", "h100"),
-        ("v100-pcie-32", "v100-32"),
-        ("p4", "t4"),
-        ("p100", "v100-pcie-16"),
-        ("rtx-4070-laptop", "rtx-4070"),
-        ("rtx-4080-laptop", "rtx-4090-laptop"),
-        ("rtx-4090-laptop", "rtx-4090"),
-        ("rtx-5070-laptop", "rtx-5070"),
-        ("rtx-5080-laptop", "rtx-5090-laptop"),
-        ("rtx-5090-laptop", "rtx-5090"),
-        ("rtx-3060", "rtx-3090"),
-        ("rtx-3090", "rtx-5090"),
-        ("rtx-4060", "rtx-4080"),
-        ("rtx-4080", "rtx-4090"),
-        ("rtx-4090", "rtx-5090"),
-        ("l4", "l40s"),
-    ],
-)
-def test_a_larger_or_newer_card_of_a_family_is_no_slower(older, newer):
-    old, new = cards.find(older), cards.find(newer)
-    for before, after in zip(peaks(old), peaks(new), strict=True):
-        assert (before or 0) <= (after or 0)
-    assert old.memory_bytes_per_second <= new.memory_bytes_per_second
 
 
 def test_figures_that_datasheets_print():
@@ -262,3 +229,118 @@ def test_a_card_by_name_is_what_a_prediction_for_it_is_for():
     for device in ("cpu", "gtx-1080"):
         with pytest.raises(DeviceError, match="'h200'"):
             cards.card(device)
+
+
+# The table of cards, held against physics: units x 2 x clock, which catches typing errors.
+
+# multiply-add units of fp32 in a multiprocessor, by compute capability: CUDA programming guide,
+# "arithmetic instructions" (operations per clock of 32-bit fused multiply-add)
+FP32_UNITS = {
+    (6, 0): 64, (6, 1): 128, (7, 0): 64, (7, 5): 64, (8, 0): 64, (8, 6): 128, (8, 9): 128,
+    (9, 0): 128, (10, 0): 128, (12, 0): 128,
+}  # fmt: skip
+# multiply-adds a clock of a multiprocessor's tensor cores in fp16, summed in fp32: 8 cores of 64
+# (V100, T4), 4 of 256 (A100), 128 (GA10x, Ada, RTX Blackwell) and 512 (H100), by the white papers
+FP16_UNITS = {
+    (7, 0): 512, (7, 5): 512, (8, 0): 1024, (8, 6): 512, (8, 9): 512, (9, 0): 2048, (12, 0): 512,
+}  # fmt: skip
+AT_HALF_RATE = ("rtx-", "a10g")  # GeForce cards and what is made of them, when summing in fp32
+NOT_OF_THE_CARD = {"memory_mib", "source", "spellings", "boost_mhz", "tensor_mhz",
+                   "memory_bus_bits", "memory_gbits"}  # fmt: skip
+
+every_card = pytest.mark.parametrize("card", cards.every_card(), ids=cards.names())
+
+
+def test_every_column_has_a_meaning_and_every_card_a_source():
+    """A column that is spelled wrong would be left out in silence."""
+    assert set(cards.rows()) == {"reached", "card"}
+    fields = {field.name for field in dataclasses.fields(cards.Card)} | NOT_OF_THE_CARD
+    for name, row in cards.rows()["card"].items():
+        assert row.keys() <= fields - {"name", "memory_bytes"}, name
+        assert re.fullmatch("[A-Z]", row["source"]), name
+        assert cards.find(name).name == name
+    used = {row.get("reached") for row in cards.rows()["card"].values()} - {None}
+    assert used == cards.rows()["reached"].keys()
+
+
+@every_card
+def test_peaks_are_units_times_two_times_the_clock(card):
+    fp32, tf32, bf16, fp16 = peaks(card)
+    row = cards.rows()["card"][card.name]
+    clock = row["boost_mhz"] * 1e6
+    units = FP32_UNITS[card.compute_capability] * card.num_multiprocessors
+    assert fp32 == pytest.approx(2 * units * clock, rel=0.03)
+    if card.compute_capability not in FP16_UNITS:
+        return
+
+    units = FP16_UNITS[card.compute_capability] * card.num_multiprocessors
+    units /= 2 if card.name.startswith(AT_HALF_RATE) else 1
+    clock = row.get("tensor_mhz", row["boost_mhz"]) * 1e6
+    assert fp16 == pytest.approx(2 * units * clock, rel=0.03)
+    if tf32 is not None:
+        assert bf16 == fp16
+        assert tf32 == pytest.approx(fp16 / 2, rel=0.03)
+
+
+@every_card
+def test_bandwidth_is_the_bus_times_its_rate(card):
+    row = cards.rows()["card"][card.name]
+    bus = row["memory_bus_bits"] * row["memory_gbits"] / 8 * 1e9
+    assert card.memory_bytes_per_second == pytest.approx(bus, rel=0.03)
+
+
+@every_card
+def test_figures_are_possible(card):
+    assert 5 * GIB < card.memory_bytes < 180 * GIB
+    assert 0 < card.context_bytes < card.memory_bytes // 10
+    assert card.usable_bytes == card.memory_bytes - card.context_bytes
+    fp32, tf32, bf16, fp16 = peaks(card)
+    has_tensor_cores = card.compute_capability >= (7, 0)
+    assert (fp16 is not None) == has_tensor_cores
+    assert (tf32 is None) == (bf16 is None) == (card.compute_capability < (8, 0))
+    assert card.has_bf16 == (bf16 is not None)
+    assert all(peak is None or peak >= fp32 for peak in (tf32, bf16, fp16))
+
+
+SIZES = {"3060-laptop": 6, "3080-laptop-16": 16, "3080": 10, "3060": 12, "4060": 8, "a6000": 48,
+         "b200": 180, "h200": 141, "h100": 80, "l40s": 48, "l4": 24, "a10": 24, "t4": 16, "p4": 8,
+         "p100": 16, "5090": 32, "5090-laptop": 24}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "size"), SIZES.items())
+def test_cuda_gives_a_little_less_than_the_size_on_the_box(name, size):
+    held = cards.find(name).memory_bytes
+    box = size * (1e9 if size in (141, 180) else GIB)  # these are sold in units of 1e9
+    assert 0.91 * box < held <= 1.07 * box
+
+
+def test_people_are_shown_the_kinds_of_cards_in_this_order():
+    found = [card.name for card in cards.every_card()]
+    laptops = [name for name in found if "-laptop" in name]
+    desktops = [name for name in found if name.startswith("rtx-") and name not in laptops]
+    assert found[-len(laptops) :] == laptops
+    assert found[-len(laptops) - len(desktops) : -len(laptops)] == desktops
+    assert found.index("p4") + 1 == found.index("a6000") == found.index("rtx-5090") - 1
+
+
+@every_card
+def test_power_is_known_and_in_proportion_to_the_peak(card):
+    watts = card.board_watts / (card.fp32_flops_per_second / 1e12)
+    assert 2 < watts < 30  # an L4 has 2.4 W for each TFLOP/s, a P100 27
+    # of the memory on the box, error correction in it leaves less than 15 of 16 parts
+    is_hbm = card.memory_bytes_per_second > 1.5e12 or card.name.startswith(("v100", "p100"))
+    assert not (card.ecc_in_memory and is_hbm)
+    if card.ecc_in_memory:
+        nearest = -(-card.memory_bytes // (8 * GIB)) * 8 * GIB
+        assert card.memory_bytes < 0.94 * nearest
+
+
+def test_fp64_has_its_own_peak() -> None:
+    """The shares of the CUDA C++ Programming Guide: a half in data centres, 1/64 at home."""
+    found = {name: cards.find(name) for name in ("a100-80", "h100", "t4", "rtx-3090", "24GiB")}
+    peaks = {name: card and card.fp64_flops_per_second for name, card in found.items()}
+    assert peaks["a100-80"] == 9.75e12
+    assert peaks["h100"] == 66.9e12 / 2
+    assert peaks["t4"] == 8.1e12 / 32
+    assert peaks["rtx-3090"] == 35.6e12 / 64
+    assert peaks["24GiB"] is None

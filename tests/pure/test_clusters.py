@@ -16,7 +16,7 @@ MILLION = 10**6
 LARGE = 10**10  # bytes, beside which latencies vanish
 
 
-@pytest.mark.parametrize("name", clusters.NAMES)
+@pytest.mark.parametrize("name", clusters.names())
 def test_a_cluster_that_people_are_shown_is_found_by_its_own_name(name):
     cluster = cards.cluster(name)
     assert cluster.name == name
@@ -158,7 +158,7 @@ def test_one_rank_sends_nothing():
 
 @given(
     st.sampled_from(list(Collective)),
-    st.sampled_from(clusters.NAMES),
+    st.sampled_from(clusters.names()),
     st.integers(0, 2**36),
     st.integers(0, 2**30),
 )

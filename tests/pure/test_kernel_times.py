@@ -67,7 +67,7 @@ def test_products_take_about_as_long_as_they_took(card, rows, columns, inner, mi
 
 
 # the fastest products in bf16 that stas00/ml-engineering found: card, rows, columns, inner size,
-# TFLOP/s (memlab/devices/card_table.py)
+# TFLOP/s (memlab/devices/cards.toml)
 FASTEST = [
     ("a100-80", 1024, 10240, 5120, 271.2),
     ("a100-pcie-80", 2048, 5120, 6144, 252.9),

@@ -16,7 +16,6 @@ import torch
 
 from memlab import Outcome, StepConfig, Workload
 from memlab.devices import cards
-from memlab.devices.card_table import TABLE
 from memlab.errors import UnsupportedError
 from memlab.trace import Phase
 from memlab.tracing import card_answers, fake_cuda
@@ -227,7 +226,7 @@ def test_a_card_that_is_known_answers_how_many_processors_it_has(own):
 
 
 def test_every_card_of_the_table_has_its_specifications():
-    known = {card.compute_capability for card in TABLE if card.num_multiprocessors}
+    known = {card.compute_capability for card in cards.every_card() if card.num_multiprocessors}
     assert known <= card_answers.SPECIFICATIONS.keys()
 
 

@@ -11,9 +11,8 @@ from torch.utils._pytree import tree_leaves
 import memlab
 from memlab import StepConfig
 from memlab._util.units import GIB, KIB, MIB
-from memlab.cost_model.calibration import calibrate
+from memlab.cost_model.calibration import calibrate, overhead_seconds
 from memlab.cost_model.cost_store import Store
-from memlab.cost_model.overheads import overhead_seconds
 from memlab.devices.operators import RNN_BACKWARD, TensorSpec, build, signature_of, smaller, to_text
 from memlab.memory.meter import Meter, record
 from memlab.techniques.step import build_step, set_seed

@@ -7,7 +7,7 @@ import pytest
 import memlab
 from memlab import MemlabError, Outcome, StepConfig, compare_base
 from memlab.search.quantized_base import ATTENTION, CASTED, QUANTIZED, signed
-from memlab.workloads.published import BASES
+from memlab.workloads.published import bases
 
 pytest.importorskip("peft", reason="needs memlab[finetune]")
 pytest.importorskip("bitsandbytes", reason="needs memlab[finetune]")
@@ -24,7 +24,7 @@ def found():
 
 @pytest.mark.slow
 def test_the_parts_are_those_of_a_hand_count(found):
-    sizes = BASES["llama-tiny"]
+    sizes = bases()["llama-tiny"]
     width, middle, layers = (sizes[name] for name in (
         "hidden_size", "intermediate_size", "num_hidden_layers",
     ))  # fmt: skip

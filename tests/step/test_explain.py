@@ -16,8 +16,7 @@ from memlab._panel.outlook import advice_line
 from memlab._panel.pictures import lowering
 from memlab.config import WITH_TENSOR_PARALLEL, Precision, Sharding
 from memlab.devices import cards
-from memlab.devices.card_table import Card
-from memlab.devices.cards import Target
+from memlab.devices.cards import Card, Target
 from memlab.prediction.predict import predict_in_process
 from memlab.result import Outcome, Source, StepResult, format_percent
 from memlab.search.holdings import blocks_pattern, group, repeated_children

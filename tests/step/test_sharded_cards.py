@@ -16,7 +16,7 @@ from memlab.cost_model.cuda_kernels import effects
 from memlab.cost_model.overlap import seconds_of_streams
 from memlab.cost_model.recorded_step import Failure, RecordedStep, from_recorded_step
 from memlab.devices import cards
-from memlab.devices.card_table import CUBLAS_WORKSPACE_BYTES
+from memlab.devices.cards import CUBLAS_WORKSPACE_BYTES
 from memlab.devices.operators import TensorSpec
 from memlab.memory.replay import replay
 from memlab.prediction.predict import Prediction, predict_in_process
