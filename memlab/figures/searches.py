@@ -43,8 +43,8 @@ from memlab.figures.runs import BEATEN, Dot, draw_dots, draw_front, draw_limit, 
 from memlab.prediction.run_result import RunResult, StageCost
 from memlab.result import Outcome, Source, StepResult, signed_percent
 from memlab.runtime.verify_report import VerifyReport
+from memlab.search.answer import Recommendations
 from memlab.search.lengths import LengthsResult
-from memlab.search.recommendations import Recommendations
 from memlab.store.compare import TIME, CostChange, CostChanges
 from memlab.trace import Category
 
