@@ -396,18 +396,22 @@ def _changes(workload: Workload, config: StepConfig) -> Iterator[tuple[str, Work
         yield f"{CAST}=False", workload.chosen(**{CAST: False}), config
     default = StepConfig()
     for rows in catalogue().values():
-        offers = [row.offers[0] for row in rows if row.searched and row.offers and _lowers(row)]
-        for name, value in [*offers[0].items()][:1] if offers else ():
-            if getattr(config, name) == getattr(default, name):
-                try:
-                    yield in_words({name: value}), workload, replace(config, **{name: value})
-                except MemlabError:
-                    continue  # it does not go with the other settings
+        row = next(filter(_lowers, rows), None)
+        if row is None:
+            continue
+        name, value = next(iter(row.offers[0].items()))
+        if getattr(config, name) != getattr(default, name):
+            continue
+        try:
+            yield in_words({name: value}), workload, replace(config, **{name: value})
+        except MemlabError:
+            continue  # it does not go with the other settings
 
 
 def _lowers(row: Saving) -> bool:
     """Return whether a setting lowers what a quantized base raises, and nothing else."""
-    return bool(row.frees) and {*row.frees} <= RAISED
+    is_offered = row.searched and bool(row.offers)
+    return is_offered and bool(row.frees) and {*row.frees} <= RAISED
 
 
 def _peak(result: StepResult) -> int:

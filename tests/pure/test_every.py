@@ -9,12 +9,12 @@ import torch
 
 from benchmarks import combinations, saving
 from memlab import StepConfig
-from memlab.config import Checkpointing, allowed_value
+from memlab.config import PRESET_POLICIES, Checkpointing, allowed_value
 from memlab.devices import cards
 from memlab.errors import UnsupportedError
 from memlab.techniques import every
 from memlab.techniques.every import EVERY
-from memlab.techniques.technique import Keeps, Refusal, Setup, catalogue, in_words
+from memlab.techniques.technique import Keeps, Refusal, Setup, catalogue, in_words, offers_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 EXAMPLES = {name: fields for t in EVERY for name, fields in t.examples.items()}
@@ -55,6 +55,11 @@ def test_what_the_catalogue_offers_is_a_config_and_another_one(row):
         assert all(allowed_value(name, value) == value for value in values)
     assert row.left is None or row.frees
     assert row.left is None or 0.0 <= row.left < 1.0
+
+
+def test_every_preset_policy_is_offered():
+    offered = [offer["checkpoint_policy"] for offer in offers_of("checkpointing")]
+    assert offered == list(PRESET_POLICIES)
 
 
 def test_the_rungs_of_the_ladder_are_numbered_without_a_gap():
