@@ -44,9 +44,9 @@ from memlab.prediction.run_result import RunResult
 from memlab.result import Outcome
 from memlab.running import Ended
 from memlab.runtime import isolation
+from memlab.search.answer import Recommendations
 from memlab.search.length_curve import Distribution, LengthCurve, batchings
 from memlab.search.lengths import LengthsResult
-from memlab.search.recommendations import Recommendations
 from memlab.techniques.script import script
 
 NUM_CALLS, NUM_CALLS_QUICK, NUM_RUN, NUM_RUN_QUICK = 10_000, 500, 30, 3

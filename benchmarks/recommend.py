@@ -29,7 +29,6 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,8 +44,7 @@ from memlab._util.units import GIB, MIB
 from memlab.running import Progress
 from memlab.search import recommend
 from memlab.search.alternatives import can_be_planned, with_settings
-from memlab.search.goal import Goal
-from memlab.search.search import SAME_TIME, Found
+from memlab.search.search import SAME_TIME, Race, WorkloadSearch
 from memlab.techniques import every
 
 CARD, SEARCHED_BATCH, SEARCHED_LIMITS = "rtx-4060", 240, ("600MiB", "500MiB")
@@ -120,15 +118,16 @@ class Resident:
 
 def searched(quick: bool) -> None:
     """Search in this process, which has just been started, and print what it took as JSON."""
-    seen: list[tuple[Goal, Found]] = []
-    search_together = recommend.search_together
+    seen: list[WorkloadSearch] = []
 
-    def noted(goals: Sequence[Goal]) -> list[Found]:
-        found = search_together(goals)
-        seen.extend(zip(goals, found, strict=True))
-        return found
+    class Noted(Race):
+        """Notes each search once it has ended."""
 
-    recommend.search_together = noted
+        def run(self) -> None:
+            super().run()
+            seen.extend(self.searches)
+
+    recommend.Race = Noted
     workload = memlab.workloads.get("gpt-small", **({"num_layers": 1} if quick else {}))
     batch = 8 if quick else SEARCHED_BATCH
     resident, first = Resident(), SEARCHED_LIMITS[0]
@@ -140,17 +139,17 @@ def searched(quick: bool) -> None:
         rows.append({
             "call": what, "limit": limit, "seconds": seconds,
             "of which this process computed": time.process_time() - used,
-            "steps recorded": len(seen[-1][1].starts), "tried": len(seen[-1][1].tried),
+            "steps recorded": len(seen[-1].starts), "tried": len(seen[-1].tried),
             "answer": ranked[0].result.settings if len(ranked) else ranked.message,
             "predicted seconds": ranked[0].result.step_seconds if len(ranked) else None,
         })  # fmt: skip
     most_bytes = resident.end()
-    print(json.dumps({"calls": rows, "resident_bytes": most_bytes, **counted(*seen[0])}))
+    print(json.dumps({"calls": rows, "resident_bytes": most_bytes, **counted(seen[0])}))
 
 
-def counted(goal: Goal, found: Found) -> dict[str, int]:
+def counted(found: WorkloadSearch) -> dict[str, int]:
     """Return how many combinations are legal, and how many of them the search has judged."""
-    space = goal.space
+    space = found.space
     groups = (*space.faster, *space.savers)
     recorded = {with_settings(space.base, settings_of(one)): one for one in steps(groups)
                 if tuple(sorted(names(settings_of(one)))) in found.starts}  # fmt: skip
@@ -163,7 +162,7 @@ def counted(goal: Goal, found: Found) -> dict[str, int]:
         for one in found.tried
         if one.result.config.memory_budget < 1.0
     }
-    best = found.fitting[0].seconds if found.fitting else float("inf")
+    best = found.fitting[0].cost if found.fitting else float("inf")
     total = {"legal": 0, "judged by prediction": 0, "slower by a bound": 0}
     for chosen in steps(groups):
         step = with_settings(space.base, settings_of(chosen))
@@ -177,7 +176,7 @@ def counted(goal: Goal, found: Found) -> dict[str, int]:
         budgets = (1.0, *space.budgets) if can_be_planned(step) else (1.0,)
         for divisor, budget in itertools.product(space.accumulation_steps, budgets):
             config = replace(step, accumulation_steps=divisor, memory_budget=budget)
-            if every.is_refused(config, goal.target.kind):
+            if every.is_refused(config, found.target.kind):
                 continue
             total["legal"] += 1
             is_judged = step in recorded and (step, divisor) in divided
@@ -198,7 +197,7 @@ def settings_of(chosen: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def names(settings: tuple[Any, ...]) -> list[str]:
-    """Return the settings as `Found.starts` names them."""
+    """Return the settings as `WorkloadSearch.starts` names them."""
     return [f"{name}={value}" for one in settings for name, value in one.items()]
 
 

@@ -31,7 +31,7 @@ import memlab
 from benchmarks import report
 from memlab import StepConfig, StepResult, Workload
 from memlab.runtime import isolation
-from memlab.search import sweep_tasks
+from memlab.search import sweep as sweep_tasks
 from memlab.search.sweep import SweepTable
 from memlab.store import database
 

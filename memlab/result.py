@@ -10,9 +10,16 @@ from typing import Any
 from memlab._util.checks import check_fields, of_type, size
 from memlab._util.collectives import Communication
 from memlab._util.tables import facts_table
-from memlab._util.units import format_bytes, format_percent, format_seconds, shown, signed_percent
+from memlab._util.units import (
+    format_bytes,
+    format_percent,
+    format_seconds,
+    plus_minus,
+    shown,
+    signed_percent,
+)
 from memlab.config import FP32_FORMATS, Precision, Sharding, StepConfig
-from memlab.errors import MemlabError
+from memlab.errors import MemlabError, UnsupportedError
 from memlab.trace import Holding, Phase, Place, Timeline
 
 # Whether a step fits a memory limit: the peak that counts, and the one judgement of it.
@@ -79,6 +86,15 @@ class CountedPeak:
         is_known = self.needed_bytes is not None and self.needed_uncertainty
         return self.needed_uncertainty if is_known else self.uncertainty
 
+    def __str__(self) -> str:
+        """Return the peak with its kind, such as "1.31 GiB reserved"."""
+        return f"{format_bytes(self.nbytes)} {self.kind}"
+
+    @property
+    def in_words(self) -> str:
+        """The peak with its uncertainty and its kind, such as "1.31 GiB ± 2 % reserved"."""
+        return f"{format_bytes(self.nbytes)}{plus_minus(self.uncertainty)} {self.kind}"
+
     def fits(self, limit_bytes: int, runs_within: RunsWithin | None = None) -> bool:
         """Return whether a step with this peak runs within a limit.
 
@@ -122,7 +138,28 @@ class CountedPeak:
         if is_over and fits:
             text = f"which fits the limit of {limit} with less cache"
         is_reserved = self.kind == "reserved"  # the text around it speaks of allocated bytes
-        return f"{format_bytes(self.nbytes)} reserved, {text}" if is_reserved else text
+        return f"{self}, {text}" if is_reserved else text
+
+
+def counted(result: "StepResult") -> CountedPeak:
+    """Return the peak that counts against a limit, of a result that has one."""
+    peak = result.counted_peak
+    assert peak is not None
+    return peak
+
+
+def outcome_checked(result: "StepResult", what: str) -> "StepResult":
+    """Return a result that is ok; `what` is what ends if it is not.
+
+    Raises:
+        UnsupportedError: the step cannot be predicted; the message says why.
+        MemlabError: it was cancelled or took too long.
+    """
+    if result.outcome in (Outcome.CANCELLED, Outcome.TIMED_OUT):
+        raise MemlabError(f"{what} ended: {result.message}")
+    if result.outcome is not Outcome.OK:
+        raise UnsupportedError(f"{result.workload_name}, {result.config}: {result.message}")
+    return result
 
 
 __all__ = ["Outcome", "Source", "StepResult", "format_percent", "signed_percent"]
@@ -293,6 +330,18 @@ class StepResult:
             needed_bytes=self.needed_bytes,
             needed_uncertainty=widths.get("needed_bytes", 0.0),
         )
+
+    @property
+    def time_width(self) -> float:
+        """The relative uncertainty of the time of a step; 0 of a measured one."""
+        return (self.uncertainty or {}).get("step_seconds", 0.0)
+
+    @property
+    def time_words(self) -> str:
+        """The time in words, such as "412 ms ± 15 % a step"; "" if it is not known."""
+        seconds = self.step_seconds
+        about = plus_minus(self.time_width)
+        return "" if seconds is None else f"{format_seconds(seconds)}{about} a step"
 
     @property
     def sent_bytes(self) -> int | None:

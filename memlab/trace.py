@@ -51,6 +51,8 @@ def ignore(phase: Phase, micro_batch: int) -> None:
 
 
 CATEGORIES: tuple[Category, ...] = tuple(Category)
+STATES = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE)  # held between steps
+STANDING = (*STATES, Category.INPUTS)  # held before the first forward
 PHASES: tuple[Phase, ...] = tuple(Phase)
 
 

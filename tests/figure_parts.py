@@ -6,7 +6,7 @@ import numpy as np
 
 from memlab.config import StepConfig
 from memlab.result import Outcome, Source, StepResult
-from memlab.search.recommendations import Recommendation, Recommendations
+from memlab.search.answer import Recommendation, Recommendations
 from memlab.trace import CATEGORIES, PHASES, Category, Holding, Phase, Place, Timeline
 
 MIB = 2**20

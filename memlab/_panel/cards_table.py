@@ -14,8 +14,8 @@ import ipywidgets as widgets
 from memlab._panel.questions import Estimate, Forecasts, Question
 from memlab._panel.state import outcome_verdict
 from memlab._panel.table import NONE, format_rate, limit_verdict, or_none
-from memlab._util.units import format_bytes, format_seconds
-from memlab.result import StepResult, format_percent
+from memlab._util.units import format_bytes, format_seconds, plus_minus
+from memlab.result import StepResult
 
 SHOW = "show"
 WAITING = "waiting"
@@ -172,19 +172,14 @@ def _cells(card: OnCard) -> tuple[str, str, str, str]:
     peak = result.counted_peak
     size = NONE
     if peak is not None:
-        size = f"{format_bytes(peak.nbytes)}{_spread(peak.uncertainty)} {peak.kind}{how}"
+        size = f"{peak.in_words}{how}"
     return fit, size, _time(result), or_none(result.samples_per_second, format_rate)
 
 
 def _time(result: StepResult) -> str:
     if result.step_seconds is None:
         return NONE
-    spread = _spread((result.uncertainty or {}).get("step_seconds", 0.0))
-    return f"{format_seconds(result.step_seconds)}{spread}"
-
-
-def _spread(width: float) -> str:
-    return f" ± {format_percent(width)}" if width else ""
+    return f"{format_seconds(result.step_seconds)}{plus_minus(result.time_width)}"
 
 
 def _anywhere(question: Question | None) -> Question | None:

@@ -39,14 +39,12 @@ from memlab.store.recorded import SAID
 from memlab.techniques import every
 from memlab.techniques.attention import MATH_KERNEL
 from memlab.techniques.checkpointing.model_cache import OFF
-from memlab.trace import CATEGORIES, Category
+from memlab.techniques.technique import offers_of
+from memlab.trace import CATEGORIES, STANDING
 
 # What to do when the step does not fit: a run that does, or the next step to try.
 #
 # A pure function of the runs and the kept predictions. It predicts nothing itself.
-
-NEXT_BUDGETS = (0.5, 0.2, 0.0)
-STANDING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE, Category.INPUTS)
 
 
 def advice_line(
@@ -153,7 +151,7 @@ def _fitting_line(shown: StepResult, fitting: Run) -> Line:
     }
     words = ", ".join(setting_of(result, field) for field in fields)
     peak = result.counted_peak
-    size = f": {format_bytes(peak.nbytes)} {peak.kind}" if peak else ""
+    size = f": {peak}" if peak else ""
     text = f"{words} fits{size}, {result.source} in run {fitting.number}"
     return Line(text, remedy=(f"use run {fitting.number}", fields))
 
@@ -215,7 +213,8 @@ def _loss_line(here: StepResult) -> Line | None:
 
 def _next_settings(config: StepConfig) -> Iterator[dict[str, Any]]:
     """Yield what may be tried next, what changes least first: budget, micro-batches, batch."""
-    lower = next((b for b in NEXT_BUDGETS if b < config.memory_budget), None)
+    budgets = (offer["memory_budget"] for offer in offers_of("memory_budget"))
+    lower = next((budget for budget in budgets if budget < config.memory_budget), None)
     is_eager = not config.compile and config.checkpointing is Checkpointing.NONE
 
     if is_eager and lower is not None and config.budget_engine is BudgetEngine.EAGER:
@@ -466,21 +465,11 @@ def with_numbers(predicted: StepResult | None) -> StepResult | None:
 
 def _numbers(result: StepResult) -> str:
     """Return peak and time of a result, each with its kind and uncertainty."""
-    peak, said = result.counted_peak, []
-    if peak is not None:
-        spread = _spread(result, f"peak_{peak.kind}_bytes")
-        said.append(f"{format_bytes(peak.nbytes)}{spread} {peak.kind}")
-    if result.step_seconds is not None:
-        about = "about " if result.uncertainty else ""
-        time = format_seconds(result.step_seconds)
-        said.append(f"{about}{time}{_spread(result, 'step_seconds')} a step")
-
+    peak = result.counted_peak
+    said = [] if peak is None else [peak.in_words]
+    if result.time_words:
+        said.append(f"{'about ' if result.uncertainty else ''}{result.time_words}")
     return ", ".join(said)
-
-
-def _spread(result: StepResult, field: str) -> str:
-    width = (result.uncertainty or {}).get(field)
-    return f" ± {format_percent(width)}" if width else ""
 
 
 def _recomputing(predicted: StepResult, plain: StepResult | None) -> str:

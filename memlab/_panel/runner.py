@@ -19,17 +19,17 @@ from memlab._panel.runs import Run, RunLog
 from memlab._panel.state import setting_words
 from memlab._panel.view import COMPARE, MOST_CLOSE, MOST_FITTING, View, row_html
 from memlab._util.tables import columns_table
-from memlab._util.units import format_bytes, format_seconds
+from memlab._util.units import format_bytes, signed_bytes
 from memlab.config import StepConfig
 from memlab.devices.here import resolve_device
 from memlab.errors import ConfigError, DeviceError, MemlabError
 from memlab.result import Judgement, StepResult, format_percent
 from memlab.runtime.isolation import prewarm
 from memlab.runtime.verify_report import VerifyReport
-from memlab.search.alternatives import time_beside, time_width
-from memlab.search.quantized_base import BaseComparison, BaseRemedy, compare_base, signed
+from memlab.search.alternatives import time_beside
+from memlab.search.answer import Recommendations
+from memlab.search.quantized_base import BaseComparison, BaseRemedy, compare_base
 from memlab.search.recommend import recommend
-from memlab.search.recommendations import Recommendations
 from memlab.store.recorded import is_recorded
 from memlab.techniques.every import CONTROLS
 
@@ -387,19 +387,16 @@ def _price(result: StepResult, fastest: StepResult) -> str:
     said = []
     peak, limit = result.counted_peak, result.memory_limit_bytes
     if peak is not None:
-        about = f" ± {format_percent(peak.uncertainty)}" if peak.uncertainty else ""
-        said.append(f"{format_bytes(peak.nbytes)}{about} {peak.kind}")
+        said.append(peak.in_words)
         needed, is_above = peak.needed_bytes, limit is not None and peak.upper_bytes > limit
         if needed is not None and is_above and result.fit is Judgement.FITS:
-            about = f" ± {format_percent(peak.needed_uncertainty)}"
-            said.append(f"can run in {format_bytes(needed)}{about}")
+            said.append(
+                f"can run in {format_bytes(needed)} ± {format_percent(peak.needed_uncertainty)}"
+            )
         elif limit and peak.nbytes <= limit:
             said.append(f"{format_percent(1 - peak.nbytes / limit)} free")
-    seconds = result.step_seconds
-    if seconds is not None:
-        width = time_width(result)
-        about = f" ± {format_percent(width)}" if width else ""
-        said.append(f"{format_seconds(seconds)}{about} a step")
+    if result.time_words:
+        said.append(result.time_words)
         if beside := time_beside(result, fastest, "the first"):
             said.append(beside)
     elif result.communication:
@@ -495,7 +492,7 @@ class BaseEffect:
         job = self._job
         assert job is not None
         self._remedies = found.remedies
-        rows = [[part.name, signed(part.nbytes), part.why] for part in found.parts]
+        rows = [[part.name, signed_bytes(part.nbytes), part.why] for part in found.parts]
         self._view.base.show(
             f"{found.message[:1].upper()}{found.message[1:]}.",
             _about_base_effect(job),

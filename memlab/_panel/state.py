@@ -296,8 +296,7 @@ def fit_verdict(result: StepResult | None, limit_bytes: int | None) -> Verdict:
     if limit_bytes is None:
         limit_bytes = result.usable_memory_bytes
     if limit_bytes is None:
-        size = f"{format_bytes(peak.nbytes)} {peak.kind}"
-        return Verdict(OPEN, f"no limit set; peak {size}, {result.source}")
+        return Verdict(OPEN, f"no limit set; peak {peak}, {result.source}")
 
     return _fit_of_peak(result.against_limit(limit_bytes), peak, limit_bytes)
 

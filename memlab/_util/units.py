@@ -216,6 +216,15 @@ def format_bytes(num_bytes: float) -> str:
     return _in_largest(num_bytes, units) or f"{num_bytes:.0f} B"
 
 
+def signed_bytes(num_bytes: int) -> str:
+    """Return a difference of sizes with its sign.
+
+    >>> signed_bytes(-512 * 2**20), signed_bytes(0)
+    ('-512 MiB', '0 B')
+    """
+    return f"{'+' if num_bytes > 0 else ''}{format_bytes(num_bytes)}"
+
+
 def format_seconds(seconds: float) -> str:
     """Return a duration with about three significant digits, in s, ms or us.
 
@@ -272,6 +281,15 @@ def format_percent(fraction: float) -> str:
     """
     percent = 100 * fraction
     return f"{percent:.0f} %" if abs(percent) >= 10 else f"{percent:.2g} %"
+
+
+def plus_minus(width: float) -> str:
+    """Return a relative uncertainty as it is printed after a number; "" if there is none.
+
+    >>> f"1.31 GiB{plus_minus(0.02)}", plus_minus(0.0)
+    ('1.31 GiB ± 2 %', '')
+    """
+    return f" ± {format_percent(width)}" if width else ""
 
 
 def signed_percent(error: float) -> str:

@@ -49,8 +49,8 @@ from memlab.figures.runs import BEATEN, Dot, draw_dots, pareto_front
 from memlab.prediction.run_result import RunResult
 from memlab.result import Outcome, Source, StepResult, signed_percent
 from memlab.runtime.verify_report import VerifyReport
+from memlab.search.answer import Recommendations
 from memlab.search.lengths import LengthsResult
-from memlab.search.recommendations import Recommendations
 from memlab.store.compare import TIME, CostChange, CostChanges, in_words
 from memlab.trace import Category
 

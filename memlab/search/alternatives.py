@@ -1,4 +1,4 @@
-"""What a predicted step says of other accumulation steps and memory budgets: no model runs.
+"""What `recommend` may change, and what a predicted step says of the rest of it: no model runs.
 
 A prediction of the whole batch comes with a `Forecast`, which gives other micro-batch sizes, and
 one recording of the plain step gives the plans of all budgets. Both are estimates with a wider
@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from memlab._util.units import format_bytes, format_percent, format_seconds, shown
+from memlab._util.units import format_percent, shown
 from memlab.config import BudgetEngine, Checkpointing, Sharding, StepConfig
 from memlab.errors import ConfigError
 from memlab.prediction.chain import Chain
@@ -22,12 +22,12 @@ from memlab.prediction.interpolation import (
     replanned,
 )
 from memlab.prediction.predict import Prediction
-from memlab.result import CountedPeak, StepResult
+from memlab.result import StepResult, counted
 from memlab.runtime.accumulation import AccumulationEffect
 from memlab.techniques.every import EVERY
-from memlab.techniques.technique import Keeps, Technique
+from memlab.techniques.technique import Keeps, Technique, offers_of
 
-# The settings that `recommend` tries, as the techniques state them in `Technique.searches`.
+# The settings that `recommend` tries, as the catalogue of the techniques offers them.
 
 STRATEGY = {"sharding", "shard_group_size"}
 NO_TIMES = (
@@ -39,11 +39,13 @@ NO_TIMES = (
 Settings = Mapping[str, Any]
 """Fields of `StepConfig` that are changed together."""
 
+Chosen = tuple[Settings, ...]
+"""Settings that are added to the base, in the order of the techniques."""
+
 ACCUMULATION, BUDGET = "accumulation_steps", "memory_budget"
 BUDGETS = tuple(round(0.05 * step, 2) for step in range(20))
 """Memory budgets below 1, from 0 to 0.95."""
 
-BUDGETS_OF_RANKS = (0.5, 0.2, 0.0)
 MOST_STEPS_OF_RANKS = 4  # numbers of micro-batches of which each is predicted
 
 
@@ -57,7 +59,6 @@ class Space:
         savers: alternatives that save memory and cost time; of each group one, or none.
         accumulation_steps: that are tried, the base's own first.
         budgets: that are tried besides the base's own.
-        freeing: those of `savers` that leave less of parameters or optimizer state on the device.
         has_times: whether predictions have a time.
         notes: what is left alone, in sentences.
         divided: a sentence on the gradient of micro-batches; empty if it is that of the whole
@@ -65,18 +66,15 @@ class Space:
     """
 
     base: StepConfig
-    faster: tuple[tuple[Settings, ...], ...]
-    savers: tuple[tuple[Settings, ...], ...]
+    faster: tuple[Chosen, ...]
+    savers: tuple[Chosen, ...]
     accumulation_steps: tuple[int, ...]
     budgets: tuple[float, ...]
-    freeing: tuple[tuple[Settings, ...], ...] = ()
     has_times: bool = True
     notes: tuple[str, ...] = ()
     divided: str = ""
 
-    def with_one_more(
-        self, chosen: tuple[Settings, ...], *, savers: bool
-    ) -> Iterator[tuple[Settings, ...]]:
+    def with_one_more(self, chosen: Chosen, *, savers: bool) -> Iterator[Chosen]:
         """Yield the choices with one setting more, so that each choice is yielded once.
 
         Args:
@@ -84,9 +82,9 @@ class Space:
             savers: whether what only saves memory is added too.
         """
         groups = (*self.faster, *self.savers)
-        last = max((groups.index(self._group_of(one)) for one in chosen), default=-1)
+        used = [at for at, group in enumerate(groups) if any(one in group for one in chosen)]
         most = len(groups) if savers else len(self.faster)
-        for group in groups[last + 1 : most]:
+        for group in groups[max(used, default=-1) + 1 : most]:
             for settings in group:
                 yield (*chosen, settings)
 
@@ -94,15 +92,13 @@ class Space:
         """Return whether a setting may make a step faster."""
         return any(settings in group for group in self.faster)
 
-    def frees_states(self, settings: Settings) -> bool:
-        """Return whether a setting leaves less of parameters or optimizer state on the device."""
-        return any(settings in group for group in self.freeing)
 
-    def _group_of(self, settings: Settings) -> tuple[Settings, ...]:
-        return next(group for group in (*self.faster, *self.savers) if settings in group)
+def frees_states(settings: Settings) -> bool:
+    """Return whether a setting leaves less of parameters or optimizer state on the device."""
+    return any(technique.frees_states and settings in technique.searches for technique in EVERY)
 
 
-def with_settings(base: StepConfig, chosen: tuple[Settings, ...]) -> StepConfig:
+def with_settings(base: StepConfig, chosen: Chosen) -> StepConfig:
     """Return a config with these settings."""
     merged: dict[str, Any] = {}
     for settings in chosen:
@@ -144,6 +140,48 @@ def space_of(
     Raises:
         ConfigError: `allow` names a field that is not tried.
     """
+    free = _free_fields(base, allow, any_strategy=any_strategy)
+    kept = {Keeps.BITS} if exact else {Keeps.BITS, Keeps.ROUNDED}
+
+    def group(technique: Technique) -> Chosen:
+        is_kept = technique.keeps in kept or (allow is not None and not exact)
+        found = (one for one in technique.searches if is_kept and set(one) <= free)
+        if base.sharding is Sharding.NONE:  # one process gets two techniques one after the other
+            found = (one for one in found if set(one) <= set(technique.fields))
+        return tuple(one for one in found if not any_strategy or _go_together(base, one))
+
+    groups = [(technique, found) for technique in EVERY if (found := group(technique))]
+    steps: tuple[int, ...] = (base.accumulation_steps,)
+    divided, notes = "", tuple[str, ...]()
+    is_split = base.accumulation_steps * base.data_parallel_size > 1
+    if base.batch_size > 1 and (ACCUMULATION in free or is_split):
+        told = effect()
+        divided = str(told)
+        if ACCUMULATION in free:
+            steps, notes = _accumulation_steps(base, allow, told, exact=exact)
+        if divided and is_split:
+            notes = (*notes, f"{_sentence(divided)}.")
+    space = Space(
+        base=base,
+        faster=tuple(
+            found
+            for one, found in groups
+            if one.may_be_faster and (has_times or "sharding" in one.fields)
+        ),
+        savers=tuple(found for one, found in groups if not one.may_be_faster),
+        accumulation_steps=steps,
+        budgets=BUDGETS if BUDGET in free and can_be_planned(base) else (),
+        has_times=has_times,
+        notes=notes if has_times else (*notes, NO_TIMES),
+        divided=divided,
+    )
+    return space if base.sharding is Sharding.NONE else _of_ranks(space)
+
+
+def _free_fields(
+    base: StepConfig, allow: Collection[str] | None, *, any_strategy: bool
+) -> set[str]:
+    """Return the fields that may be changed."""
     known = {name for technique in EVERY for one in technique.searches for name in one}
     known |= {ACCUMULATION, BUDGET}
     for name in allow or ():
@@ -152,51 +190,11 @@ def space_of(
                 f"allow names {shown(name)}; allowed is a field that recommend tries: "
                 f"{', '.join(sorted(known))}"
             )
-
     default = StepConfig()
     changed = {f.name for f in fields(base) if getattr(base, f.name) != getattr(default, f.name)}
-    free = known - changed if allow is None else set(allow) - changed
-    free -= STRATEGY
-    if any_strategy and (allow is None or "sharding" in allow):
-        free |= STRATEGY
-    kept = {Keeps.BITS} if exact else {Keeps.BITS, Keeps.ROUNDED}
-
-    def group(technique: Technique) -> tuple[Settings, ...]:
-        if allow is None and technique.keeps not in kept:
-            return ()
-        if exact and technique.keeps is not Keeps.BITS:
-            return ()
-        found = (one for one in technique.searches if set(one) <= free)
-        if base.sharding is Sharding.NONE:  # one process gets two techniques one after the other
-            found = (one for one in found if set(one) <= set(technique.fields))
-        return tuple(one for one in found if not any_strategy or _go_together(base, one))
-
-    groups = [(technique, group(technique)) for technique in EVERY]
-    faster = [(one, found) for one, found in groups if one.may_be_faster and found]
-    if not has_times:
-        faster = [(one, found) for one, found in faster if "sharding" in one.fields]
-    steps: tuple[int, ...] = (base.accumulation_steps,)
-    divided, notes = "", tuple[str, ...]()
-    is_split = base.accumulation_steps * base.data_parallel_size > 1
-    if base.batch_size > 1 and (ACCUMULATION in free or is_split):
-        found = effect()
-        divided = str(found)
-        if ACCUMULATION in free:
-            steps, notes = _accumulation_steps(base, allow, found, exact=exact)
-        if divided and is_split:
-            notes = (*notes, f"{divided[0].upper()}{divided[1:]}.")
-    space = Space(
-        base=base,
-        faster=tuple(found for _, found in faster),
-        savers=tuple(found for one, found in groups if not one.may_be_faster and found),
-        accumulation_steps=steps,
-        budgets=BUDGETS if BUDGET in free and can_be_planned(base) else (),
-        freeing=tuple(found for one, found in groups if one.frees_states and found),
-        has_times=has_times,
-        notes=notes if has_times else (*notes, NO_TIMES),
-        divided=divided,
-    )
-    return space if base.sharding is Sharding.NONE else _of_ranks(space)
+    free = (known if allow is None else set(allow)) - changed - STRATEGY
+    is_searched = any_strategy and (allow is None or "sharding" in allow)
+    return free | STRATEGY if is_searched else free
 
 
 def _go_together(base: StepConfig, settings: Settings) -> bool:
@@ -215,12 +213,12 @@ def _of_ranks(space: Space) -> Space:
     steps = [steps for steps in space.accumulation_steps if steps > 1]
     few = [n for n in steps if n & (n - 1) == 0 or n == most][:MOST_STEPS_OF_RANKS]
     divided = tuple({ACCUMULATION: n} for n in few if space.base.accumulation_steps == 1)
-    planned = tuple({BUDGET: budget} for budget in BUDGETS_OF_RANKS if space.budgets)
-    more = tuple(group for group in (divided, planned) if group)
-    others = tuple(group for group in space.savers if group not in space.freeing)
+    planned = offers_of(BUDGET) if space.budgets else ()
+    freeing = tuple(group for group in space.savers if frees_states(group[0]))
+    others = tuple(group for group in space.savers if group not in freeing)
     return replace(
         space,
-        savers=(*space.freeing, *more, *others),
+        savers=(*freeing, *(group for group in (divided, planned) if group), *others),
         accumulation_steps=(space.base.accumulation_steps,),
         budgets=(),
     )
@@ -230,19 +228,25 @@ def _accumulation_steps(
     base: StepConfig, allow: Collection[str] | None, found: AccumulationEffect, *, exact: bool
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return the numbers of micro-batches to try, and why there are no others."""
-    own, is_asked_for = (base.accumulation_steps,), allow is not None and not exact
-    said = str(found)
-    if found.same == "refused":
-        return own, (f"The batch is not divided, because {said}.",)
-    if found.same == "no" and not is_asked_for and (exact or not found.draws):
-        how = "exact=False" if exact else "allow=['accumulation_steps', ...]"
-        how += " with allow=['accumulation_steps', ...]" * (exact and not found.draws)
-        return own, (f"The batch is not divided, because {said}; {how} divides it.",)
-    if found.same == "unknown" and exact:
-        return own, (f"The batch is not divided, because {said}; exact=False divides it.",)
+    said, is_asked_for = str(found), allow is not None and not exact
+    how = ["exact=False"] if exact else []  # would divide it
+    if found.same == "no" and not found.draws:
+        how.append("allow=['accumulation_steps', ...]")
+    is_left_whole = (
+        found.same == "refused"
+        or (found.same == "unknown" and exact)
+        or (found.same == "no" and not is_asked_for and bool(how))
+    )
+    if is_left_whole:
+        way = "" if found.same == "refused" else f"; {' with '.join(how)} divides it"
+        return (base.accumulation_steps,), (f"The batch is not divided, because {said}{way}.",)
     samples = base.rank_batch_size
     divisors = tuple(n for n in range(1, samples + 1) if samples % n == 0)
-    return divisors, (f"{said[0].upper()}{said[1:]}.",) if said else ()
+    return divisors, (f"{_sentence(said)}.",) if said else ()
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 MOST_DRAWN = 3  # micro-batches of an estimate, whose timeline nobody sees; the others are alike
@@ -260,16 +264,10 @@ class Alternative:
         is_single: whether it is estimated for micro-batches of one sample by those of two.
     """
 
-    settings: tuple[Settings, ...]
+    settings: Chosen
     result: StepResult
     exact: bool
     is_single: bool = False
-
-    @property
-    def seconds(self) -> float:
-        """The time of the step; infinite if it is not known."""
-        seconds = self.result.step_seconds
-        return float("inf") if seconds is None else seconds
 
     @property
     def cost(self) -> float:
@@ -278,9 +276,34 @@ class Alternative:
         return float("inf") if cost is None else cost
 
     @property
+    def nbytes(self) -> int:
+        """The peak that counts against a limit."""
+        return counted(self.result).nbytes
+
+    @property
     def rank(self) -> tuple[float, int, int]:
         """The least is the best: the least cost, then the simplest, then the smallest."""
-        return self.cost, len(self.settings), counted(self.result).nbytes
+        return self.cost, len(self.settings), self.nbytes
+
+    def may_fit(self, start: StepResult, limit_bytes: int, bias: float | None) -> bool:
+        """Return whether this estimate fits if its peak is as low as its uncertainty allows.
+
+        Args:
+            start: the recorded step.
+            limit_bytes: that it may hold.
+            bias: what others of this step were above their estimates; None if that is not known.
+        """
+        needed, taken = start.needed_bytes, start.peak_reserved_bytes
+        share = needed / taken if needed and taken else 1.0
+        width = counted(self.result).uncertainty
+        if self.is_single and bias is not None:
+            width -= SINGLE  # which bias it has is known
+        return self.nbytes * share * (bias or 1.0) * (1.0 - width) <= limit_bytes
+
+    def likely_fits(self, limit_bytes: int) -> bool:
+        """Return whether it most likely fits."""
+        width = counted(self.result).uncertainty - (SINGLE if self.is_single else 0.0)
+        return self.nbytes * (1.0 + width) <= limit_bytes
 
 
 def cost_of(result: StepResult) -> float | None:
@@ -295,22 +318,6 @@ def cost_of(result: StepResult) -> float | None:
     return None if result.sent_bytes is None else float(result.sent_bytes)
 
 
-def counted(result: StepResult) -> CountedPeak:
-    """Return the peak that counts against a limit, of a result that has one."""
-    peak = result.counted_peak
-    assert peak is not None
-    return peak
-
-
-def in_brief(result: StepResult) -> str:
-    """Return what a step that fits costs, and its settings."""
-    peak = counted(result)
-    least = format_bytes(min(peak.nbytes, peak.needed_bytes or peak.nbytes))
-    seconds = result.step_seconds
-    time = "" if seconds is None else f"{format_seconds(seconds)} a step, "
-    return f"{time}{least}, with {result.config}"
-
-
 def time_beside(result: StepResult, fastest: StepResult, named: str = "") -> str:
     """Return how much slower a step is than the fastest, if the times are certain enough; else "".
 
@@ -320,63 +327,26 @@ def time_beside(result: StepResult, fastest: StepResult, named: str = "") -> str
     times = result.step_seconds, fastest.step_seconds
     if times[0] is None or times[1] is None or result is fastest:
         return ""
+    than = f" than {named}" if named else ""
     if not may_be_faster(result, fastest):
-        return f"{format_percent(times[0] / times[1] - 1)} slower{' than ' * bool(named)}{named}"
+        return f"{format_percent(times[0] / times[1] - 1)} slower{than}"
     if not may_be_faster(fastest, result):
-        return f"{format_percent(1 - times[0] / times[1])} faster{' than ' * bool(named)}{named}"
-    width = max(map(time_width, (result, fastest)))
-    return f"as fast{' as ' * bool(named)}{named}" + (
-        f", within ± {format_percent(width)}" if width else ""
-    )
-
-
-def time_width(result: StepResult) -> float:
-    """Return the relative uncertainty of the time of a step; 0 of a measured one."""
-    return (result.uncertainty or {}).get("step_seconds", 0.0)
+        return f"{format_percent(1 - times[0] / times[1])} faster{than}"
+    width = max(result.time_width, fastest.time_width)
+    within = f", within ± {format_percent(width)}" if width else ""
+    return f"as fast{f' as {named}' if named else ''}{within}"
 
 
 def may_be_faster(result: StepResult, other: StepResult) -> bool:
     """Return whether a step may be faster than another one, as far as both times are certain."""
-    times = result.step_seconds, other.step_seconds
-    if times[0] is None or times[1] is None:
+    seconds, others = result.step_seconds, other.step_seconds
+    if seconds is None or others is None:
         return True
-    widths = time_width(result), time_width(other)
-    return times[0] * (1.0 - widths[0]) <= times[1] * (1.0 + widths[1])
-
-
-def may_fit(
-    alternative: Alternative, start: StepResult, limit_bytes: int, bias: float | None
-) -> bool:
-    """Return whether an estimate fits if its peak is as low as its uncertainty allows.
-
-    Args:
-        alternative: the estimate.
-        start: the recorded step.
-        limit_bytes: that it may hold.
-        bias: what others of this step were above their estimates; None if that is not known.
-    """
-    peak = counted(alternative.result)
-    needed, taken = start.needed_bytes, start.peak_reserved_bytes
-    share = needed / taken if needed and taken else 1.0
-    width = peak.uncertainty
-    if alternative.is_single and bias is not None:
-        width -= SINGLE  # which bias it has is known
-    return peak.nbytes * share * (bias or 1.0) * (1.0 - width) <= limit_bytes
-
-
-def likely_fits(alternative: Alternative, limit_bytes: int) -> bool:
-    """Return whether an alternative most likely fits."""
-    peak = counted(alternative.result)
-    width = peak.uncertainty - (SINGLE if alternative.is_single else 0.0)
-    return peak.nbytes * (1.0 + width) <= limit_bytes
+    return seconds * (1.0 - result.time_width) <= others * (1.0 + other.time_width)
 
 
 def alternatives_of(
-    predicted: Prediction,
-    settings: tuple[Settings, ...],
-    space: Space,
-    chain: Chain | None,
-    kind: str,
+    predicted: Prediction, settings: Chosen, space: Space, chain: Chain | None, kind: str
 ) -> Iterator[Alternative]:
     """Yield the predicted step first, then estimates of other accumulation steps and budgets.
 
@@ -400,11 +370,12 @@ def alternatives_of(
         if divided is None:
             continue
         is_own = steps == own
-        added = settings if is_own else (*settings, {"accumulation_steps": steps})
+        added = settings if is_own else (*settings, {ACCUMULATION: steps})
         light = divided if is_own else replace(divided, timeline=None)  # of hundreds
         yield Alternative(settings=added, result=light, exact=is_own, is_single=is_single)
-        for one in _planned(divided, added, space, chain, config, kind) if chain else ():
-            yield replace(one, is_single=is_single)
+        for result in _planned(divided, space, chain, config, kind) if chain else ():
+            with_budget = (*added, {BUDGET: result.config.memory_budget})
+            yield Alternative(settings=with_budget, result=result, exact=False, is_single=is_single)
 
 
 def _divided(predicted: Prediction, config: StepConfig) -> StepResult | None:
@@ -444,13 +415,8 @@ def _of_single_samples(predicted: Prediction, config: StepConfig) -> StepResult 
 
 
 def _planned(
-    divided: StepResult,
-    settings: tuple[Settings, ...],
-    space: Space,
-    chain: Chain,
-    planned: StepConfig,
-    kind: str,
-) -> Iterator[Alternative]:
+    divided: StepResult, space: Space, chain: Chain, planned: StepConfig, kind: str
+) -> Iterator[StepResult]:
     """Yield what other budgets cost: of those with the same plan only the largest."""
     before = plan_at(chain, divided.config)
     for budget in sorted(space.budgets, reverse=True):
@@ -459,6 +425,4 @@ def _planned(
         if plan is before or not can_replan(config, kind):
             continue
         before = plan
-        result = replace(replanned(divided, config, chain, planned), timeline=None)
-        added = (*settings, {"memory_budget": budget})
-        yield Alternative(settings=added, result=result, exact=False)
+        yield replace(replanned(divided, config, chain, planned), timeline=None)

@@ -27,10 +27,9 @@ from memlab.devices.cards import resolve
 from memlab.devices.here import resolve_device
 from memlab.errors import DeviceError, MemlabError, UnsupportedError
 from memlab.prediction.interpolation import interpolated
-from memlab.result import Outcome, StepResult
+from memlab.result import Outcome, StepResult, counted
 from memlab.runtime.bar import shows_progress
 from memlab.runtime.isolation import OnProgress
-from memlab.search.alternatives import counted
 from memlab.search.largest_batch import LargestSearch
 from memlab.store.frames import ResultList
 from memlab.workload import Workload

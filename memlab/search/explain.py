@@ -4,8 +4,7 @@ It reads the result alone and runs nothing. A block is named by the module and o
 allocated it, which is where a tensor was made and not every place where it is used.
 """
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ import numpy.typing as npt
 from memlab._util.checks import checked
 from memlab._util.tables import columns_table
 from memlab._util.units import format_bytes
-from memlab.config import FP32_FORMATS, Checkpointing, Optimizer, Precision, Sharding, StepConfig
+from memlab.config import FP32_FORMATS, Precision, Sharding, StepConfig
 from memlab.devices import cards
 from memlab.errors import ConfigError, DeviceError
 from memlab.result import StepResult, format_percent
@@ -29,6 +28,7 @@ from memlab.search.holdings import (
 )
 from memlab.techniques import compilation, every, precision
 from memlab.techniques.sharding.ranks import is_tensor_parallel
+from memlab.techniques.technique import Saving, catalogue, in_words
 from memlab.trace import CATEGORIES, PHASES, Category, Holding, Phase, Timeline
 
 if TYPE_CHECKING:
@@ -104,22 +104,18 @@ def _life(activations: npt.NDArray[np.float64], peak: int, nbytes: int) -> tuple
 
 # Which settings would lower a peak, and by how much: read off the result, nothing is run.
 #
-# Offered is what memlab has built, what this config can still take, and what acts at the
-# peak. Bytes are estimated from the timeline: every instant is scaled as the technique
-# would scale it, and the highest one is taken, since a peak may move. Where no scaling is
-# known there is no number. On the zoo's four small models on a CPU the savings were as
-# estimated to 0.3 % for optimizers, to 40 % for the rest, mostly to 5 %; of a few MiB they
-# may be half. Whether a model breaks a graph is not known here: `measure` says it.
+# Offered are the rows of the techniques' catalogue that say what they free, if this config can
+# still take them and they act at the peak. Bytes are estimated from the timeline: every instant
+# is scaled as the technique would scale it, and the highest one is taken, since a peak may move.
+# Where no scaling is known there is no number. On the zoo's four small models on a CPU the
+# savings were as estimated to 0.3 % for optimizers, to 40 % for the rest, mostly to 5 %; of a few
+# MiB they may be half. Whether a model breaks a graph is not known here: `measure` says it.
 
 LEAST_SHARE = 0.005  # of the peak; a remedy that frees less is not offered
-CHUNKS = 16  # of a loss: what is left of its logits is little beside anything else
-BUDGET = 0.5  # half of the activations that the plain step keeps
 # parts of operators' names: one fused operator holds all of a recurrent layer, so that a budget
 # often finds nothing to cut, and its workspace does not halve
 RECURRENT = ("rnn", "lstm", "gru")
-TWO_STATES = (Optimizer.ADAM, Optimizer.ADAMW)
 REPLICATED = (Sharding.DDP, Sharding.ZERO1)  # each rank holds all weights, gradients and buckets
-ANOTHER_OPTIMIZER = "another optimizer: its learning rate has to be found anew"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,7 +147,7 @@ class Remedy:
     @property
     def name(self) -> str:
         """The change as it is written, such as "accumulation_steps=2"."""
-        return ", ".join(f"{field}={_text(value)}" for field, value in self.change.items())
+        return in_words(self.change, ", ")
 
     def frees(self, held: Group) -> bool:
         """Return whether it acts on blocks of this category, place in the model and operator."""
@@ -208,33 +204,60 @@ def remedies(result: StepResult) -> tuple[Remedy, ...]:
     step = _TracedStep(result=result, holdings=result.peak_holdings, timeline=timeline,
                        live=timeline.bytes_by_category.astype(np.float64), peak=peak)  # fmt: skip
     least = LEAST_SHARE * peak
+    offered = (_remedy(step, row) for rows in catalogue().values() for row in rows if row.frees)
     found = [
         remedy
-        for make in MAKERS
-        for remedy in make(step)
+        for remedy in offered
         # of the device with all estimators: that of a result was possible where it was made
-        if not every.is_refused(remedy.config, "cuda", own_optimizer=result.own_optimizer)
+        if remedy is not None
+        and not every.is_refused(remedy.config, "cuda", own_optimizer=result.own_optimizer)
         and step.freed(dict.fromkeys(remedy.categories, 0.0)) > least
         and (remedy.freed_bytes is None or remedy.freed_bytes > least)
     ]
     return tuple(sorted(found, key=lambda remedy: -(remedy.freed_bytes or 0)))
 
 
-def _remedy(step: _TracedStep, change: Mapping[str, Any], **facts: Any) -> Iterator[Remedy]:
-    """Yield the remedy of this change; nothing where no config is like this."""
-    with contextlib.suppress(ConfigError):
+def _remedy(step: _TracedStep, row: Saving) -> Remedy | None:
+    """Return what a row of the catalogue would do here; None if this config cannot take it."""
+    offer = row.offers[0] if row.offers else {}
+    rule = RULES.get(next(iter(offer), "accumulation_steps"), _by_share)
+    is_another = any(getattr(step.config, name) not in row.replaces[name] for name in row.replaces)
+    facts = None if is_another else rule(step, row)
+    if facts is None:
+        return None
+    change = {**offer, **facts.pop("change", {})}
+    try:
         config = replace(step.config, **change)
-        yield Remedy(change=change, config=config, **facts)
+    except ConfigError:  # no config is like this
+        return None
+    now = {name: getattr(config, name) for name in change}
+    costs = f"{row.costs}; not for {row.not_for}" if row.not_for else row.costs
+    return Remedy(
+        change={name: now[name] for name in now if now[name] != getattr(step.config, name)},
+        config=config,
+        price=costs.replace("`", ""),
+        **{"effect": f"saves {row.saves}".replace("`", ""), "categories": row.frees, **facts},
+    )
 
 
-def _accumulation(step: _TracedStep) -> Iterator[Remedy]:
+Facts = dict[str, Any]
+"""Attributes of a `Remedy` that depend on the step."""
+
+
+def _by_share(step: _TracedStep, row: Saving) -> Facts:
+    if row.left is None:
+        return {}
+    return {"freed_bytes": step.freed(dict.fromkeys(row.frees, row.left))}
+
+
+def _accumulation(step: _TracedStep, row: Saving) -> Facts | None:
     config = step.config
     further = config.divided_further()
     if further is None or config.optimizer_in_backward:
-        return
+        return None
     divided = further.micro_batch_size
     smaller = divided / config.micro_batch_size
-    scaled = [Category.ACTIVATIONS, Category.TEMPORARIES]
+    scaled = [*row.frees]
     if not step.result.device.startswith("cpu"):
         scaled.append(Category.INPUTS)  # on a card only the current micro-batch
     live = step.live.copy()
@@ -245,36 +268,28 @@ def _accumulation(step: _TracedStep) -> Iterator[Remedy]:
         gradients = live[:, CATEGORIES.index(Category.GRADIENTS)]
         newborn = np.maximum(np.diff(gradients, prepend=gradients[0]), 0)
         gradients[in_batch] = gradients.max() + newborn[in_batch]
-    yield from _remedy(
-        step,
-        {"accumulation_steps": further.accumulation_steps},
-        effect=f"micro-batches of {divided} instead of {config.micro_batch_size}, so less is saved "
-        "for each backward",
-        price="more and smaller kernels; equal gradients within rounding, unless BatchNorm, "
-        "dropout or the loss depends on which samples are together (memlab.verify tells)",
-        categories=tuple(scaled),
-        freed_bytes=step.fall_to(live.sum(axis=1)),
-    )
+    return {
+        "change": {"accumulation_steps": further.accumulation_steps},
+        "effect": f"micro-batches of {divided} instead of {config.micro_batch_size}: saves "
+        f"{row.saves}",
+        "categories": tuple(scaled),
+        "freed_bytes": step.fall_to(live.sum(axis=1)),
+    }
 
 
-def _checkpointing(step: _TracedStep) -> Iterator[Remedy]:
+def _checkpointing(step: _TracedStep, row: Saving) -> Facts | None:
     blocks = blocks_pattern(step.holdings)
-    if step.config.checkpointing is not Checkpointing.NONE or not blocks:
-        return
+    if not blocks:
+        return None
     inside = _activations_by_block(step.holdings, blocks)
     activations = step.at_peak(Category.ACTIVATIONS)
     share = (sum(inside) - max(inside, default=0)) / activations if activations else 0.0
     traced = bool(inside) or not compilation.is_compiled(step.config)
-    yield from _remedy(
-        step,
-        {"checkpointing": Checkpointing.BLOCKS},
-        effect=f"of the blocks {blocks} only the input of each is kept, and one at a time is run "
-        "again",
-        price="one more forward of the blocks, about a third more compute",
-        categories=(Category.ACTIVATIONS,),
-        within=f"{blocks}.",
-        freed_bytes=step.freed({Category.ACTIVATIONS: 1.0 - share}) if traced else None,
-    )
+    return {
+        "effect": f"of the blocks {blocks}: saves {row.saves}; one block at a time is run again",
+        "within": f"{blocks}.",
+        "freed_bytes": step.freed({Category.ACTIVATIONS: 1.0 - share}) if traced else None,
+    }
 
 
 def _activations_by_block(holdings: Sequence[Holding], blocks: str) -> list[int]:
@@ -289,132 +304,51 @@ def _activations_by_block(holdings: Sequence[Holding], blocks: str) -> list[int]
     return list(sizes.values())
 
 
-def _chunks(step: _TracedStep) -> Iterator[Remedy]:
+def _chunks(step: _TracedStep, row: Saving) -> Facts | None:
     total, _ = saved_logits(step.holdings)
     if step.config.loss_reads_head or not total:
-        return
-    live = without_logits(step.timeline, step.live, step.holdings, CHUNKS)
-    yield from _remedy(
-        step,
-        {"loss_chunks": CHUNKS},
-        effect="the logits, their log-softmax and their gradient are never whole",
-        price="one more product with the head; the logits must be what the last nn.Linear returns, "
-        "and only torch's cross_entropy may read them (memlab.measure tells)",
-        categories=(Category.ACTIVATIONS, Category.TEMPORARIES),
-        operators=OPERATORS,
-        freed_bytes=step.fall_to(live.sum(axis=1)),
-    )
+        return None
+    chunks = row.offers[0]["loss_chunks"]
+    live = without_logits(step.timeline, step.live, step.holdings, chunks)
+    return {"operators": OPERATORS, "freed_bytes": step.fall_to(live.sum(axis=1))}
 
 
-def _mixed(step: _TracedStep) -> Iterator[Remedy]:
-    # casting the weights takes half their bytes again, so there must be more to win
-    worth_it = step.at_peak(Category.ACTIVATIONS) > step.at_peak(Category.PARAMETERS)
-    if not step.is_fp32 or not worth_it:
-        return
+def _precision(step: _TracedStep, row: Saving) -> Facts | None:
+    kind, wanted = step.config.precision, row.offers[0]["precision"]
     has_bf16 = _has_bf16(step.result)
-    if has_bf16 is None:
-        return
-    kind = Precision.BF16_MIXED if has_bf16 else Precision.FP16_MIXED
-    yield from _remedy(
-        step,
-        {"precision": kind},
-        effect="matrix products save 16-bit activations; the weights stay fp32, and a cast copy of "
-        "them lives through forward",
-        price=f"gradients within the rounding of {str(kind).removesuffix('-mixed')} (memlab.verify "
-        "tells); slower on a processor without such arithmetic",
-        categories=(Category.ACTIVATIONS,),
-    )
-
-
-def _bf16(step: _TracedStep) -> Iterator[Remedy]:
-    kind = step.config.precision
+    if wanted != Precision.BF16:  # a mixed one
+        # casting the weights takes half their bytes again, so there must be more to win
+        worth_it = step.at_peak(Category.ACTIVATIONS) > step.at_peak(Category.PARAMETERS)
+        is_its = has_bf16 is (wanted == Precision.BF16_MIXED)
+        return {} if step.is_fp32 and worth_it and is_its else None
     if kind is Precision.AS_BUILT and not step.is_fp32:
-        return  # what halves is not known of a model in formats of its own
-    if kind in precision.MODEL_DTYPE or not _has_bf16(step.result):
-        return
-    halved = [Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE]
+        return None  # what halves is not known of a model in formats of its own
+    if kind in precision.MODEL_DTYPE or not has_bf16:
+        return None
+    halved = row.frees
     if step.is_fp32:
-        halved += [Category.ACTIVATIONS, Category.TEMPORARIES]
+        halved = (*halved, Category.ACTIVATIONS, Category.TEMPORARIES)
     # under autocast copies of the weights go too; the workspace of an RNN does not halve
     can_say = step.is_fp32 and not step.has_operator(*RECURRENT)
-    yield from _remedy(
-        step,
-        {"precision": Precision.BF16},
-        effect="weights, gradients and optimizer state take 2 bytes a number instead of 4"
-        + (", and so do activations" if step.is_fp32 else ""),
-        price="weights are rounded to 8 bits of mantissa, so small updates are lost; "
-        "precision='bf16-stochastic' keeps them, with fp32 states",
-        categories=tuple(halved),
-        freed_bytes=step.freed(dict.fromkeys(halved, 0.5)) if can_say else None,
-    )
+    freed = step.freed(dict.fromkeys(halved, 0.5)) if can_say else None
+    return {"categories": halved, "freed_bytes": freed}
 
 
-def _optimizer(step: _TracedStep) -> Iterator[Remedy]:
-    if step.config.optimizer not in TWO_STATES:
-        return
-    yield from _remedy(
-        step,
-        {"optimizer": Optimizer.ADAFACTOR},
-        effect="a row and a column of each matrix instead of two states as large as it",
-        price=ANOTHER_OPTIMIZER,
-        categories=(Category.OPTIMIZER_STATE,),
-        freed_bytes=step.freed({Category.OPTIMIZER_STATE: 0.0}),
-    )
-    yield from _remedy(
-        step,
-        {"optimizer": Optimizer.SGD_MOMENTUM},
-        effect="one state a weight instead of two",
-        price=ANOTHER_OPTIMIZER,
-        categories=(Category.OPTIMIZER_STATE,),
-        freed_bytes=step.freed({Category.OPTIMIZER_STATE: 0.5}),
-    )
+def _parts(step: _TracedStep, row: Saving) -> Facts | None:
+    return {"needs_no_buckets": True} if step.config.data_parallel_size > 1 else None
 
 
-def _in_backward(step: _TracedStep) -> Iterator[Remedy]:
-    if step.config.optimizer_in_backward:
-        return
-    yield from _remedy(
-        step,
-        {"optimizer_in_backward": True},
-        effect="each gradient is used and freed as soon as backward has it",
-        price="no clipping by the norm of all gradients; an optimizer for each parameter in Python",
-        categories=(Category.GRADIENTS,),
-    )
-
-
-def _parts(step: _TracedStep) -> Iterator[Remedy]:
-    config = step.config
-    if config.sharding not in REPLICATED or config.data_parallel_size == 1:
-        return
-    for sharding, price in (
-        (Sharding.ZERO2, "weights are gathered in each forward, and are whole until backward ends"),
-        (Sharding.ZERO3, "weights are gathered in each forward and again in each backward"),
-    ):
-        yield from _remedy(
-            step,
-            {"sharding": sharding},
-            effect=f"each of {config.data_parallel_size} ranks holds its part of weights, "
-            "gradients and optimizer state, and there are no buckets, which no smaller micro-batch "
-            "shrinks",
-            price=price,
-            categories=(Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE),
-            needs_no_buckets=True,
-        )
-
-
-def _budget(step: _TracedStep) -> Iterator[Remedy]:
+def _budget(step: _TracedStep, row: Saving) -> Facts | None:
     config = step.config
     is_plain = config == config.without_recompute() and not compilation.is_compiled(config)
-    if not is_plain or not step.holdings or step.has_operator(*RECURRENT):
-        return
-    yield from _remedy(
-        step,
-        {"memory_budget": BUDGET},
-        effect="at most half of the activations are held, what is cheapest to recompute goes first",
-        price="a few percent of the step's time where pointwise operators hold most, up to a "
-        "second forward; memlab.predict tells",
-        categories=(Category.ACTIVATIONS,),
-    )
+    return {} if is_plain and step.holdings and not step.has_operator(*RECURRENT) else None
+
+
+RULES: Mapping[str, Callable[[_TracedStep, Saving], Facts | None]] = {
+    "accumulation_steps": _accumulation, "checkpointing": _checkpointing, "loss_chunks": _chunks,
+    "precision": _precision, "sharding": _parts, "memory_budget": _budget,
+}  # fmt: skip
+"""What depends on the step, by the setting; None where this config cannot take it."""
 
 
 def _has_bf16(result: StepResult) -> bool | None:
@@ -432,14 +366,6 @@ def _has_bf16(result: StepResult) -> bool | None:
         if not known.startswith("cuda") or card.title == name:  # else one of another machine
             return card.has_bf16
     return None
-
-
-MAKERS = (_accumulation, _checkpointing, _chunks, _mixed, _bf16, _optimizer, _in_backward,
-          _parts, _budget)  # fmt: skip
-
-
-def _text(value: Any) -> str:
-    return repr(str(value)) if isinstance(value, str) else str(value)
 
 
 BUCKETS = "buckets of gradients"

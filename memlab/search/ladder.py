@@ -6,6 +6,7 @@ gives another gradient, the notes of the last result say so. Which rungs are wor
 left to the reader.
 """
 
+import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -23,21 +24,16 @@ from memlab.runtime.bar import shows_progress
 from memlab.runtime.isolation import OnProgress
 from memlab.store.frames import ResultList
 from memlab.store.recorded import is_here
+from memlab.techniques.technique import catalogue, in_words
 from memlab.workload import Workload
 
 Rung = Mapping[str, Any]
 """Fields of `StepConfig` that a rung sets, on top of those before it."""
 
-RUNGS: tuple[Rung, ...] = (
-    {"precision": "bf16-mixed"},
-    {"precision": "bf16-stochastic"},
-    {"loss_chunks": 16},
-    {"memory_budget": 0.0},
-    {"optimizer": "adafactor"},
-    {"optimizer_in_backward": True},
-    {"offload_activations": True},
-    {"offload_parameters": True},
-    {"expandable_segments": True},
+RUNGS: tuple[Rung, ...] = tuple(
+    row.offers[0]
+    for row in sorted(itertools.chain(*catalogue().values()), key=lambda row: row.rung)
+    if row.rung
 )
 """From the cheapest to the most expensive. A rung that is refused is left out and named."""
 
@@ -108,7 +104,7 @@ def ladder(
         if not why or rungs is not None:
             results.append(result)
         else:
-            left_out.append(f"{_said(rung)} is left out: {why}")
+            left_out.append(f"{in_words(rung, ', ')} is left out: {why}")
 
         if result.outcome in BUILT_ON and (not why or rungs is not None):
             config = result.config
@@ -162,7 +158,7 @@ def _tried(
     except ConfigError as error:
         return StepResult(
             outcome=Outcome.UNSUPPORTED,
-            message=f"{_said(rung)} builds on a rung that was refused: {error}",
+            message=f"{in_words(rung, ', ')} builds on a rung that was refused: {error}",
             source=plain.source,
             device=plain.device,
             versions=plain.versions,
@@ -200,7 +196,3 @@ def _on_top(config: StepConfig, rung: Rung) -> StepConfig:
             f"{', '.join(sorted(known))}"
         )
     return replace(config, **rung)
-
-
-def _said(rung: Rung) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in rung.items())

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -11,16 +11,16 @@ from memlab._util.checks import checked, count, seconds, size
 from memlab._util.units import format_bytes
 from memlab.api import accumulation_effect, predict_with_forecast
 from memlab.config import Sharding, StepConfig
-from memlab.errors import ConfigError, MemlabError, UnsupportedError
-from memlab.result import CountedPeak, Judgement, Outcome, StepResult
+from memlab.errors import ConfigError
+from memlab.result import CountedPeak, Judgement, Outcome, StepResult, counted, outcome_checked
 from memlab.runtime.bar import shows_progress
 from memlab.runtime.isolation import OnProgress
-from memlab.search.alternatives import counted
 from memlab.store import recorded
 from memlab.workload import Workload
 
 if TYPE_CHECKING:
     from memlab.prediction.forecast import Forecast
+    from memlab.prediction.predict import Prediction
 
 BATCH_LIMIT = 2**20
 FIRST_BATCH = 8
@@ -175,19 +175,12 @@ class LargestSearch:
         is_forecast_right, is_sharded = True, config.sharding is not Sharding.NONE
         while high - low > unit:
             samples = min(max(guess // unit * unit, low + unit), high - unit)
-            found = predict_with_forecast(
-                self.workload,
-                replace(config, batch_size=samples),
-                self.device,
-                memory_limit=self.limit_bytes,
-                **self.options,
-            )
+            found = self._predicted(replace(config, batch_size=samples))
             result = found.result
             if result.outcome is Outcome.FAILED and best is not None:
                 high, guess = samples, (low + samples) // 2  # a data set may have no more samples
                 continue
-            result = _ran(result)
-            peak = counted(result)
+            peak = counted(outcome_checked(result, "the search for the largest batch"))
             peaks[samples] = _judged_bytes(peak) if is_sharded else peak.upper_bytes
             if result.fit is Judgement.FITS:
                 is_forecast_right &= len(peaks) == 1 or samples <= guess
@@ -201,15 +194,20 @@ class LargestSearch:
             if is_forecast_right and len(peaks) <= GUESSES and found.forecast is not None:
                 limit_bytes = int(self.limit_bytes * peak.nbytes / peak.upper_bytes)
                 guess = _guess(found.forecast, low, high, limit_bytes, config.accumulation_steps)
-        if best is None:
-            samples_said = "one sample" if smallest == 1 else f"{smallest} samples"
-            said = ", ".join([self.workload.name, *_settings(config)])
-            raise ConfigError(
-                f"memory_limit={format_bytes(self.limit_bytes)} is not enough for {samples_said} "
-                f"of {said}; allowed is what that takes, or more: use memlab.recommend, which "
-                "looks for settings that take less"
-            )
-        return best
+        return best or self._refused(config, smallest)
+
+    def _predicted(self, config: StepConfig) -> "Prediction":
+        return predict_with_forecast(
+            self.workload, config, self.device, memory_limit=self.limit_bytes, **self.options
+        )
+
+    def _refused(self, config: StepConfig, smallest: int) -> NoReturn:
+        samples = "one sample" if smallest == 1 else f"{smallest} samples"
+        raise ConfigError(
+            f"memory_limit={format_bytes(self.limit_bytes)} is not enough for {samples} of "
+            f"{', '.join([self.workload.name, *_settings(config)])}; allowed is what that takes, "
+            "or more: use memlab.recommend, which looks for settings that take less"
+        )
 
 
 def _settings(config: StepConfig) -> list[str]:
@@ -297,11 +295,3 @@ def _crossing(peaks: dict[int, int], ends: Sequence[int], limit_bytes: int) -> i
     first, last = ends[0], ends[-1]
     rise = peaks[last] - peaks[first]
     return first + (limit_bytes - peaks[first]) * (last - first) // rise if rise > 0 else None
-
-
-def _ran(result: StepResult) -> StepResult:
-    if result.outcome in (Outcome.CANCELLED, Outcome.TIMED_OUT):
-        raise MemlabError(f"the search for the largest batch ended: {result.message}")
-    if result.outcome is not Outcome.OK:
-        raise UnsupportedError(f"{result.workload_name}, {result.config}: {result.message}")
-    return result

@@ -16,8 +16,8 @@ from memlab._util.tables import columns_table, facts_table
 from memlab._util.units import format_bytes, format_percent, parse_bytes
 from memlab.api import predict_with_forecast
 from memlab.config import Sharding, StepConfig
-from memlab.errors import ConfigError, MemlabError, UnsupportedError, WorkloadError
-from memlab.result import CountedPeak, Outcome, StepResult
+from memlab.errors import ConfigError, UnsupportedError, WorkloadError
+from memlab.result import StepResult, counted, outcome_checked
 from memlab.runtime.bar import shows_progress
 from memlab.runtime.isolation import OnProgress
 from memlab.search.length_curve import (
@@ -162,7 +162,7 @@ class LengthsResult:
         """Return the worst batch, and how likely one is that does not fit, in one line."""
         found = (
             f"{self.workload_name}, {self.data.words(self.unit)} in batches of {self.batch_size} "
-            f"on {self.worst.device}: the worst batch takes {_peak_words(self.worst)}"
+            f"on {self.worst.device}: the worst batch takes {counted(self.worst).in_words}"
         )
         return f"{found}, {self._fit_words()}" if self.memory_limit_bytes else found
 
@@ -173,7 +173,7 @@ class LengthsResult:
         if not self.longest_that_fits:
             return f"and not even one of {min(self.curve.recorded):,} {self.unit} fits {limit}"
         if not chance:
-            peak = _counted(self.worst)
+            peak = counted(self.worst)
             close = "" if self.worst.fit == "fits" else ", though within the uncertainty"
             return f"{peak.beside(self.memory_limit_bytes, fits=True)}{close}"
         said = f"and {format_percent(chance)} of random batches do not fit {limit}"
@@ -190,7 +190,7 @@ class LengthsResult:
         facts = {
             "data": f"{self.data.words(self.unit)}, {self.data.total / len(self.data):,.0f} on "
             "average",
-            "worst batch": _peak_words(self.worst),
+            "worst batch": counted(self.worst).in_words,
             "limit": self._fit_words() if self.memory_limit_bytes else "",
             "notes": " ".join(self.notes),
         }
@@ -199,7 +199,7 @@ class LengthsResult:
             "batches", "updates an epoch", f"{self.unit} an update", "of them padding",
             "typical longest", "its peak", "worst peak", "that do not fit",
         ]  # fmt: skip
-        worst = format_bytes(_counted(self.worst).nbytes)
+        worst = format_bytes(counted(self.worst).nbytes)
         rows = [[
             each.name, f"{each.num_batches:,}", f"{each.tokens_per_batch:,.0f}",
             format_percent(each.padding_fraction), f"{each.typical_longest:,}",
@@ -209,24 +209,14 @@ class LengthsResult:
         return facts_table(title, facts) + columns_table(heads, rows)
 
 
-def _counted(result: StepResult) -> CountedPeak:
-    assert result.counted_peak is not None
-    return result.counted_peak
-
-
 def _certain(result: StepResult, limit_bytes: int, error: float) -> int:
     """Return the limit that a step has to fit by its prediction to certainly fit another one.
 
     That is what `fit` of a result asks: whether a step that takes as much more as the uncertainty
     allows would fit. A length that was not recorded may take more by the error of the curve.
     """
-    peak = _counted(result)
+    peak = counted(result)
     return int(limit_bytes / (1 + (peak.needed_uncertainty or peak.uncertainty) + error))
-
-
-def _peak_words(result: StepResult) -> str:
-    peak = _counted(result)
-    return f"{format_bytes(peak.nbytes)} {peak.kind} (± {peak.uncertainty:.1%})"
 
 
 def result_over(
@@ -380,10 +370,12 @@ def predict_lengths(
 
     def predicted(length: int) -> "Prediction":
         own = replace(_at(workload, length, sized), build_model=longest.build_model)
-        return _ran(predict_with_forecast(
+        found = predict_with_forecast(
             own, config, device, seed=seed, timeout_seconds=timeout_seconds,
             on_progress=on_progress, cancel=cancel,
-        ))  # fmt: skip
+        )  # fmt: skip
+        outcome_checked(found.result, "the prediction over lengths")
+        return found
 
     def is_possible(length: int) -> bool:
         with contextlib.suppress(WorkloadError):
@@ -454,12 +446,3 @@ def _at(workload: Workload, length: int, size: SampleSize) -> Workload:
             f"lengths has a sample of {length} {size.unit}: {error}; pass max_length=... to cut "
             "longer samples, or lengths that are rounded up to what it can have"
         ) from None
-
-
-def _ran(prediction: "Prediction") -> "Prediction":
-    result = prediction.result
-    if result.outcome in (Outcome.CANCELLED, Outcome.TIMED_OUT):
-        raise MemlabError(f"the prediction over lengths ended: {result.message}")
-    if result.outcome is not Outcome.OK:
-        raise UnsupportedError(f"{result.workload_name}, {result.config}: {result.message}")
-    return prediction

@@ -9,20 +9,20 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from memlab._util.checks import checked, seconds
 from memlab._util.tables import columns_table, facts_table
-from memlab._util.units import format_bytes, format_seconds, shown
+from memlab._util.units import format_bytes, shown, signed_bytes
 from memlab.api import predict
 from memlab.config import StepConfig
-from memlab.errors import ConfigError, MemlabError, UnsupportedError, WorkloadError
-from memlab.result import Outcome, StepResult
+from memlab.errors import ConfigError, MemlabError, WorkloadError
+from memlab.result import Outcome, StepResult, outcome_checked
 from memlab.runtime.bar import shows_progress
 from memlab.runtime.isolation import OnProgress
 from memlab.search.holdings import patterns
+from memlab.techniques.technique import Saving, catalogue, in_words
 from memlab.trace import Category, Holding, Phase, Place
 from memlab.workload import Workload
 from memlab.workloads.finetuned import BASE_FORMATS, FORMATS
@@ -60,15 +60,6 @@ class BasePart:
     name: str
     nbytes: int
     why: str = ""
-
-
-def signed(nbytes: int) -> str:
-    """Return bytes with their sign.
-
-    >>> signed(-512 * 2**20), signed(0)
-    ('-512 MiB', '0 B')
-    """
-    return f"{'-' if nbytes < 0 else '+' if nbytes else ''}{format_bytes(abs(nbytes))}"
 
 
 def place_words(place: Place | None) -> str:
@@ -209,14 +200,12 @@ def _most(some: Sequence[Holding], others: Sequence[Holding], pattern_of: Patter
     places = _by(some, others, lambda held: _short(pattern_of(held.module)) or "no module")
     most = max(places, key=lambda name: abs(places[name][0] - places[name][1]), default="")
     more = places[most][0] - places[most][1] if most else 0
-    return f"{signed(more)} in {most}" if more else ""
+    return f"{signed_bytes(more)} in {most}" if more else ""
 
 
 BASE, CAST = "base", "prepare_for_kbit"
-SETTINGS: tuple[dict[str, Any], ...] = (
-    {"precision": "bf16-mixed"}, {"checkpointing": "blocks"}, {"loss_chunks": 16},
-)  # fmt: skip
-"""Settings that lower what a quantized base raises: activations, and logits in fp32."""
+ENDING = "the comparison of two bases"
+RAISED = {Category.ACTIVATIONS, Category.TEMPORARIES}  # by a quantized base: logits in fp32, too
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -240,9 +229,8 @@ class BaseRemedy:
         """The change of the peak and of the time, or why there is none."""
         if self.nbytes is None:
             return self.result.message
-        seconds = self.result.step_seconds
-        time = "" if seconds is None else f", {format_seconds(seconds)} a step"
-        return f"{signed(self.nbytes)}{time}"
+        time = self.result.time_words
+        return f"{signed_bytes(self.nbytes)}{f', {time}' if time else ''}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -266,7 +254,7 @@ class BaseComparison:
     def __str__(self) -> str:
         """Return the message, the parts and the remedies, one to a line."""
         parts = [
-            f"  {signed(part.nbytes):>12}  {part.name}{f' ({part.why})' if part.why else ''}"
+            f"  {signed_bytes(part.nbytes):>12}  {part.name}{f' ({part.why})' if part.why else ''}"
             for part in self.parts
         ]
         ways = [f"  {way.name}: {way.effect}" for way in self.remedies]
@@ -274,7 +262,7 @@ class BaseComparison:
 
     def _repr_html_(self) -> str:
         """Return tables for notebooks."""
-        parts = [[part.name, signed(part.nbytes), part.why] for part in self.parts]
+        parts = [[part.name, signed_bytes(part.nbytes), part.why] for part in self.parts]
         ways = [[way.name, way.effect] for way in self.remedies]
         return (
             facts_table("a quantized base", {"answer": self.message})
@@ -338,7 +326,9 @@ def compare_base(
             on_progress=on_progress, cancel=cancel,
         )  # fmt: skip
 
-    quantized, plain = (_ran(predicted(one, config)) for one in (workload, other))
+    quantized, plain = (
+        outcome_checked(predicted(one, config), ENDING) for one in (workload, other)
+    )
     parts = tuple(parts_of(quantized, plain))
     if not any(part.name == QUANTIZED and part.nbytes < 0 for part in parts):
         raise ConfigError(
@@ -350,7 +340,7 @@ def compare_base(
     for name, one, own in _changes(workload, config):
         result = predicted(one, own)
         if result.outcome in (Outcome.CANCELLED, Outcome.TIMED_OUT):
-            _ran(result)
+            outcome_checked(result, ENDING)
         if result.outcome is Outcome.UNSUPPORTED:
             continue  # such as chunks of a loss that has one already
         peak = result.peak_allocated_bytes
@@ -405,21 +395,23 @@ def _changes(workload: Workload, config: StepConfig) -> Iterator[tuple[str, Work
     if own is not None and own.values.get(CAST):
         yield f"{CAST}=False", workload.chosen(**{CAST: False}), config
     default = StepConfig()
-    for settings in SETTINGS:
-        (name, value), *_ = settings.items()
-        if getattr(config, name) == getattr(default, name):
-            try:
-                yield f"{name}={value!r}", workload, replace(config, **settings)
-            except MemlabError:
-                continue  # it does not go with the other settings
+    for rows in catalogue().values():
+        row = next(filter(_lowers, rows), None)
+        if row is None:
+            continue
+        name, value = next(iter(row.offers[0].items()))
+        if getattr(config, name) != getattr(default, name):
+            continue
+        try:
+            yield in_words({name: value}), workload, replace(config, **{name: value})
+        except MemlabError:
+            continue  # it does not go with the other settings
 
 
-def _ran(result: StepResult) -> StepResult:
-    if result.outcome in (Outcome.CANCELLED, Outcome.TIMED_OUT):
-        raise MemlabError(f"the comparison of two bases ended: {result.message}")
-    if result.outcome is not Outcome.OK:
-        raise UnsupportedError(f"{result.workload_name}, {result.config}: {result.message}")
-    return result
+def _lowers(row: Saving) -> bool:
+    """Return whether a setting lowers what a quantized base raises, and nothing else."""
+    is_offered = row.searched and bool(row.offers)
+    return is_offered and bool(row.frees) and {*row.frees} <= RAISED
 
 
 def _peak(result: StepResult) -> int:

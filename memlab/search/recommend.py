@@ -4,8 +4,10 @@ The effective batch stays as it is. Settings are searched by prediction. If the 
 machine, a few are measured: the best of each number format, and the fastest after that.
 """
 
+import itertools
+import math
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -13,17 +15,20 @@ from typing import Any
 import torch
 
 from memlab._util.checks import anything, checked, count, number, seconds, size
+from memlab._util.units import is_a, shown
 from memlab.api import accumulation_effect, inspect_workload, measure
 from memlab.config import Precision, Sharding, StepConfig
 from memlab.devices.here import available_memory_bytes, resolve_device
-from memlab.errors import MemlabError, WorkloadError
-from memlab.result import Judgement, Outcome, StepResult
+from memlab.errors import ConfigError, MemlabError, WorkloadError
+from memlab.result import Outcome, StepResult
 from memlab.running import Ended
 from memlab.runtime.bar import shows_progress
 from memlab.runtime.isolation import OnProgress
-from memlab.search.alternatives import Alternative, may_be_faster, space_of
+from memlab.search.alternatives import Space, may_be_faster, space_of
 from memlab.search.answer import (
-    Searched,
+    Recommendation,
+    Recommendations,
+    choices_in_words,
     least_of,
     message_of,
     more_cards_in_words,
@@ -32,21 +37,147 @@ from memlab.search.answer import (
     other_limits,
     reason_of_limit,
     recommendation,
-    with_ranks,
+    values_of,
 )
-from memlab.search.goal import Goal, Steps, known_of
 from memlab.search.largest_batch import limit_of
-from memlab.search.recommendations import (
-    Choices,
-    Combinations,
-    Recommendation,
-    Recommendations,
-    combinations_of,
-)
-from memlab.search.search import Found, search_together
+from memlab.search.search import Known, Race, WorkloadSearch, known_of
 from memlab.store.recorded import is_here, target_for
 from memlab.techniques.sharding.sharding import most_ranks
-from memlab.workload import Workload
+from memlab.workload import Value, Workload
+
+# The workloads that `recommend` chooses among: one for each combination of what may be
+# chosen.
+#
+# A combination that a workload refuses, such as a 4-bit base without an adapter, is left
+# out with its reason. Combinations that give the same workload, such as two ranks without
+# low-rank matrices, are one.
+
+MOST_COMBINATIONS = 64
+Choices = Mapping[str, Sequence[Value]]
+
+
+@dataclass(kw_only=True, slots=True)
+class Combinations:
+    """What a search chooses among.
+
+    Attributes:
+        names: of what is chosen, in the order in which a person has given them.
+        workloads: that can be made, by name; the first is the given one if it is among them.
+        left_out: why others were left out, by the combination in words.
+        num_possible: combinations that were not left out; some give the same workload.
+    """
+
+    names: tuple[str, ...] = ()
+    workloads: dict[str, Workload]
+    left_out: dict[str, str] = field(default_factory=dict)
+    num_possible: int = 1
+
+    def leave_out(self, workload: Workload, why: str) -> None:
+        """Leave out a workload that turned out to be impossible."""
+        del self.workloads[workload.name]
+        self.left_out[choices_in_words(values_of(workload, self.names))] = why
+        self.num_possible -= 1
+
+
+def combinations_of(workload: Workload, choices: Choices | None) -> Combinations:
+    """Return the workloads of all combinations of these choices; the workload alone for None.
+
+    Raises:
+        ConfigError: a name or a value that the workload does not have, too many combinations, or
+            none that can be made.
+    """
+    if choices is None:
+        return Combinations(workloads={workload.name: workload})
+
+    asked = _checked(workload, choices)
+    found = Combinations(names=tuple(asked), workloads={}, num_possible=0)
+    possible, refused = set[tuple[str, Value]](), dict[tuple[str, Value], str]()
+    for each in itertools.product(*asked.values()):
+        values = dict(zip(asked, each, strict=True))
+        try:
+            one = workload.chosen(**values)
+        except WorkloadError as error:
+            found.left_out[choices_in_words(values)] = str(error)
+            for pair in values.items():
+                refused.setdefault(pair, str(error))
+            continue
+        found.num_possible += 1
+        found.workloads.setdefault(one.name, one)
+        possible.update(values.items())
+
+    for name, value in refused:
+        if (name, value) not in possible:
+            _check_is_had(workload, name, value)
+    if not found.workloads:
+        what, why = next(iter(found.left_out.items()))
+        raise ConfigError(
+            f"choices={shown(dict(asked))} leaves nothing to choose: {what}: {why}; add a value "
+            "that goes with the others"
+        )
+    if workload.name in found.workloads:
+        given = {workload.name: found.workloads[workload.name]}
+        found.workloads = given | found.workloads
+    return found
+
+
+def _checked(workload: Workload, choices: Any) -> Mapping[str, tuple[Value, ...]]:
+    """Return the choices, each as a tuple without repeated values."""
+    known = list(workload.choices.values) if workload.choices else []
+    has = f"the choices of {workload.name} are {known}" if known else f"{workload.name} has none"
+    if not is_a(choices, Mapping):
+        raise ConfigError(
+            f"choices={shown(choices)} is of type {type(choices).__name__}; allowed is a dict of "
+            f"lists, such as choices={_example(workload)}"
+        )
+    if not choices:
+        raise ConfigError(f"choices={shown(choices)} names nothing; pass None to vary nothing")
+    asked = dict[str, tuple[Value, ...]]()
+    for name, values in choices.items():
+        if not is_a(name, str) or name not in known:
+            raise ConfigError(f"choices names {shown(name)}; {has}")
+        if not is_a(values, list | tuple) or not values or not all(map(_is_value, values)):
+            raise ConfigError(
+                f"choices[{name!r}]={shown(values)}; allowed is a list of at least one value, each "
+                "a text, an int, True, False, None or a tuple of texts"
+            )
+        asked[name] = tuple(dict.fromkeys(values))
+    count = math.prod(map(len, asked.values()))
+    if count > MOST_COMBINATIONS:
+        raise ConfigError(
+            f"choices={shown(dict(asked))} has {count} combinations; allowed are at most "
+            f"{MOST_COMBINATIONS}: name fewer values"
+        )
+    return asked
+
+
+def _example(workload: Workload) -> str:
+    """Return choices as a person may write them for this workload."""
+    if workload.choices is None:
+        return "{'adapter': ['lora', 'dora']}"
+    name, values = next(iter(workload.choices.offered.items()))
+    return str({name: [*values[:2]]})
+
+
+def _is_value(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(type(one) is str for one in value)
+    return value is None or type(value) in (str, int, bool)
+
+
+def _check_is_had(workload: Workload, name: str, value: Value) -> None:
+    """Raise ConfigError if a value goes with nothing, and not because of what it was put beside."""
+    assert workload.choices is not None
+    known = workload.choices.offered[name]
+    if any(type(value) is type(one) and value == one for one in known):
+        return  # only what it was put beside is wrong
+    try:
+        workload.chosen(**{name: value})
+    except WorkloadError as error:
+        offered = ", ".join(map(shown, known))
+        raise ConfigError(
+            f"choices[{name!r}] has {shown(value)}: {error}; {workload.name} offers {offered}"
+        ) from None
+
 
 # Which of the settings that were found are measured, where the device is in this machine.
 #
@@ -100,9 +231,8 @@ class Confirmed:
         self.num_runs += 1
         key = key_of_result(one.result)
         before = [kept for kept in self.kept if key_of_result(kept.result) == key]
-        has_no_room = result.outcome is Outcome.OUT_OF_MEMORY or result.fits is False
         is_ok = result.outcome is Outcome.OK and bool(result.fits)
-        if before and not is_ok and not has_no_room:
+        if before and not is_ok and not _has_no_room(result):
             return
         self.kept = [kept for kept in self.kept if key_of_result(kept.result) != key]
         if is_ok:
@@ -227,54 +357,12 @@ def why_dropped(one: Recommendation, *, was_close: bool) -> str:
     """Return a sentence on a setting that was measured and is not recommended."""
     before = "was too close to say" if was_close else "was predicted to fit"
     result = one.result
-    is_too_large = result.outcome is Outcome.OUT_OF_MEMORY or result.fits is False
-    how = "did not fit when it was measured" if is_too_large else "could not be measured"
+    how = "did not fit when it was measured" if _has_no_room(result) else "could not be measured"
     return f"{result.config} {before}, and {how}: {result.message}"
 
 
-# The other ranks of what is recommended: the search records of each step the rank that
-# holds most.
-#
-# With ZeRO-1 every rank holds something else, and with `fully_shard` the last ones may hold
-# less. To compare settings one rank is enough. Of the settings that are returned all are
-# predicted, as `memlab.predict` does.
-
-
-def with_every_rank(goal: Goal, found: Found) -> Found:
-    """Return what a search found, with every rank of the best and of what is too close to say.
-
-    A rank that holds less may reserve a little more, so that the best are judged again.
-
-    Raises:
-        Ended: it was cancelled.
-    """
-    waiting, fitting, close = list(found.fitting), list[Alternative](), list[Alternative]()
-    while waiting and len(fitting) < goal.most and not (fitting and goal.steps.is_over):
-        one = _whole(goal, waiting.pop(0))
-        if one.result.fit is Judgement.FITS:
-            fitting.append(one)
-        elif one.result.fit is Judgement.TOO_CLOSE:
-            close.append(one)
-    close += [one if goal.steps.is_over else _whole(goal, one) for one in found.close]
-
-    looked_at = {one.result.config: one for one in (*fitting, *close)}
-    return replace(
-        found,
-        fitting=[*sorted(fitting, key=lambda one: one.rank), *waiting],
-        close=sorted(close, key=lambda one: one.rank),
-        tried=[looked_at.get(one.result.config, one) for one in found.tried],
-    )
-
-
-def _whole(goal: Goal, one: Alternative) -> Alternative:
-    """Return an alternative with every rank; as it is if nothing is missing."""
-    config = one.result.config
-    if config not in goal.known.of_one_rank:
-        return one
-    whole = goal.known.predicted(goal.workload, config, goal.device, goal.options)
-    if whole.result.outcome is not Outcome.OK or whole.forecast is None:
-        return one
-    return replace(one, result=whole.forecast.against_limit(whole.result, goal.limit_bytes))
+def _has_no_room(result: StepResult) -> bool:
+    return result.outcome is Outcome.OUT_OF_MEMORY or result.fits is False
 
 
 MOST_HEADROOM = 0.9
@@ -371,7 +459,6 @@ def recommend(
     >>> ranked[0].config.accumulation_steps, ranked[0].result.fit
     (1, <Judgement.FITS: 'fits'>)
     """
-    steps = Steps(on_progress, patience)
     base = config or StepConfig()
     base = base if batch_size is None else replace(base, batch_size=batch_size)
     combinations = combinations_of(workload, choices)
@@ -379,136 +466,140 @@ def recommend(
     cluster = target_for(device, base).cluster
     base, any_strategy = with_ranks(base, world_size, cluster.num_devices if cluster else 1)
     target = target_for(device, base)
-    has_times = base.sharding is Sharding.NONE or cluster is not None
+    race = Race(on_progress, patience, top)
+    options: dict[str, Any] = {"seed": seed, "timeout_seconds": timeout_seconds, "cancel": cancel}
 
-    def goal_of(one: Workload) -> Goal:
-        """Return what is searched of one workload."""
-        known = known_of(one, target, seed, beside=len(combinations.workloads))
-        start: StepResult | None = None
-        if len(combinations.workloads) == 1:  # the search begins with this prediction
-            start = known.predicted(one, base, device, {
-                "seed": seed, "timeout_seconds": timeout_seconds,
-                "on_progress": steps, "cancel": cancel,
-            }, every_rank=False).result  # fmt: skip
-        if start is None or start.outcome not in (Outcome.OK, Outcome.UNSUPPORTED):
-            inspect_workload(one, timeout_seconds=timeout_seconds)  # it raises if that has no model
-        return Goal(
-            workload=one,
-            space=space_of(
-                base,
-                allow,
-                partial(
-                    accumulation_effect,
-                    one,
-                    timeout_seconds=min(patience / 2, LONGEST_TRIAL),  # for each of two trials
-                    on_progress=steps,
-                    cancel=cancel,
-                ),
-                exact=exact,
-                any_strategy=any_strategy,
-                has_times=has_times,
-            ),
-            device=device,
-            target=target,
-            limit_bytes=int(limit_bytes * (1.0 - headroom)),
-            most=top,
-            each_format=confirm > 0 and _can_run(base, device),
-            seed=seed,
-            timeout_seconds=timeout_seconds,
+    def space(one: Workload) -> Space:
+        """Return what may be changed of one workload."""
+        effect = partial(
+            accumulation_effect,
+            one,
+            timeout_seconds=min(patience / 2, LONGEST_TRIAL),  # for each of two trials
+            on_progress=race,
             cancel=cancel,
-            known=known,
-            steps=steps,
+        )
+        has_times = base.sharding is Sharding.NONE or cluster is not None
+        return space_of(
+            base, allow, effect, exact=exact, any_strategy=any_strategy, has_times=has_times
         )
 
     try:
-        goals, combinations = _possible(combinations, goal_of)
-        searched = [
-            Searched(goal=goal, found=with_every_rank(goal, found))
-            for goal, found in zip(goals, search_together(goals), strict=True)
-        ]
-        return _answer(combinations, searched, limit_bytes, headroom, confirm)
+        for one in list(combinations.workloads.values()):
+            known = known_of(one, target, seed, beside=len(combinations.workloads))
+            try:
+                begin = None if len(combinations.workloads) > 1 else base
+                _check_is_built(one, known, begin, device, {**options, "on_progress": race})
+            except WorkloadError as error:
+                if len(combinations.workloads) == 1:
+                    raise
+                combinations.leave_out(one, str(error))
+                continue
+            race.searches.append(WorkloadSearch(
+                workload=one, space=space(one), device=device, target=target, known=known,
+                race=race, limit_bytes=int(limit_bytes * (1.0 - headroom)),
+                each_format=confirm > 0 and _can_run(base, device), **options,
+            ))  # fmt: skip
+        race.run()
+        for search in race.searches:
+            search.add_every_rank()
+        return _answer(combinations, race, limit_bytes, headroom, confirm)
     except Ended as ended:
         raise MemlabError(f"the recommendation of {workload.name!r} ended: {ended}") from None
 
 
-def _possible(
-    combinations: Combinations, goal_of: Callable[[Workload], Goal]
-) -> tuple[list[Goal], Combinations]:
-    """Return a goal for each workload that can be built, and the combinations without the others.
+def with_ranks(base: StepConfig, world_size: int | None, num_cards: int) -> tuple[StepConfig, bool]:
+    """Return settings for as many ranks, and whether their strategy is to be searched.
+
+    A strategy that was chosen stays. Where it is searched the settings are those of ddp, in which
+    every rank does what one process does; the others are compared with it.
+
+    Args:
+        base: what is already chosen.
+        world_size: number of ranks; None is that of `base`, or all cards.
+        num_cards: of a cluster; 1 of a device by itself.
 
     Raises:
-        MemlabError: none can be built.
+        ConfigError: the ranks cannot divide the batch.
     """
-    goals = list[Goal]()
-    for one in combinations.workloads:
-        try:
-            goals.append(goal_of(one))
-        except WorkloadError as error:
-            if len(combinations.workloads) == 1:
-                raise
-            combinations = combinations.without(one, str(error))
-    return goals, combinations
+    if base.sharding is not Sharding.NONE:
+        return (base if world_size is None else replace(base, world_size=world_size)), False
+    ranks = num_cards if world_size is None else world_size
+    if ranks == 1:
+        return base, False
+    return replace(base, sharding=Sharding.DDP, world_size=ranks), True
+
+
+def _check_is_built(
+    workload: Workload, known: Known, begin: StepConfig | None, device: Any, options: dict[str, Any]
+) -> None:
+    """Raise WorkloadError if a workload has no model; `begin` is predicted first, if it is one.
+
+    Where the search has one workload it begins with this prediction.
+    """
+    if begin is not None:
+        start = known.predicted(workload, begin, device, options, every_rank=False).result
+        if start.outcome in (Outcome.OK, Outcome.UNSUPPORTED):
+            return
+    inspect_workload(workload, timeout_seconds=options["timeout_seconds"])
 
 
 def _answer(
-    combinations: Combinations,
-    searched: Sequence[Searched],
-    limit_bytes: int,
-    headroom: float,
-    confirm: int,
+    combinations: Combinations, race: Race, limit_bytes: int, headroom: float, confirm: int
 ) -> Recommendations:
     """Return what was found, the best of it measured."""
-    goal = searched[0].goal
+    names, searches, first = combinations.names, race.searches, race.searches[0]
 
-    def said(found: Iterable[tuple[Searched, Alternative]]) -> list[Recommendation]:
+    def said(what: str) -> list[Recommendation]:
         """Return what was found of all workloads, the fastest first."""
+        found = [(one, each) for one in searches for each in getattr(one, what)]
         return [
-            recommendation(one, alternative, combinations, searched, limit_bytes, headroom)
-            for one, alternative in sorted(found, key=lambda pair: pair[1].rank)
+            recommendation(one, each, names, searches, limit_bytes, headroom)
+            for one, each in sorted(found, key=lambda pair: pair[1].rank)
         ]
 
-    predicted = said((one, each) for one in searched for each in one.found.fitting)
-    close = said((one, each) for one in searched for each in one.found.close)
+    predicted, close = said("fitting"), said("close")
     measured = confirmed(
         predicted,
-        [one for one in close if one.result.fits] if _is_harmless(goal) else [],
-        confirm if goal.each_format else 0,
+        [one for one in close if one.result.fits] if _is_harmless(first) else [],
+        confirm if first.each_format else 0,
         limit_bytes=limit_bytes,
         headroom=headroom,
         options={
-            **goal.options,
-            "workload": goal.workload,
-            "device": goal.device,
-            "timeout_seconds": goal.timeout_seconds,
+            **first.options,
+            "workload": first.workload,
+            "device": first.device,
+            "timeout_seconds": first.timeout_seconds,
         },
     )
     too_close = [one for one in close if key_of_result(one.result) not in measured.keys]
     rest = [one for one in predicted if key_of_result(one.result) not in measured.keys]
-    fitting = (*measured.kept, *sorted(rest, key=measured.seconds))[: goal.most]
-    near = {key_of_result(one.result) for one in close}
-    least = least_of(searched)
-    more = None if fitting or too_close or least is None else on_more_cards(least[0].goal)
-    message = message_of(searched, fitting, too_close, limit_bytes)
+    fitting = (*measured.kept, *sorted(rest, key=measured.seconds))[: race.most]
+    least = least_of(searches)
+    more = None if fitting or too_close or least is None else on_more_cards(least[0])
+    message = message_of(searches, fitting, too_close, limit_bytes)
     if more is not None:
         message = f"{message}; {more_cards_in_words(more, limit_bytes)}"
+    notes = notes_of(
+        names, combinations.left_out, combinations.num_possible, searches,
+        (*fitting, *too_close), limit_bytes,
+    )  # fmt: skip
+    near = {key_of_result(one.result) for one in close}
     why = [
         why_dropped(one, was_close=key_of_result(one.predicted) in near) for one in measured.dropped
     ]
-    tried = [one for each in searched for one in each.found.tried if one.exact]
-    latest = [one for each in searched for one in each.found.latest()]
     return Recommendations(
         fitting=fitting,
         message=message,
         limit_bytes=limit_bytes,
-        workloads=tuple(one.goal.workload for one in searched),
+        workloads=tuple(one.workload for one in searches),
         too_close=tuple(too_close),
         dropped=tuple(one.result for one in measured.dropped),
         on_more_cards=more,
-        other_limits=tuple(other_limits(combinations, searched, limit_bytes)),
-        tried=tuple(one.result for one in tried),
-        estimated=tuple(one.result for one in latest if not one.exact),
+        other_limits=tuple(other_limits(names, searches, limit_bytes)),
+        tried=tuple(each.result for one in searches for each in one.tried if each.exact),
+        estimated=tuple(each.result for one in searches for each in one.latest() if not each.exact),
         num_measured=measured.num_runs,
-        notes=(*notes_of(combinations, searched, (*fitting, *too_close), limit_bytes), *why),
+        notes=(*notes, *why),
     )
 
 
@@ -517,10 +608,10 @@ def _can_run(config: StepConfig, device: str | torch.device | None) -> bool:
     return is_here(device) and config.world_size <= most_ranks(resolve_device(device))
 
 
-def _is_harmless(goal: Goal) -> bool:
+def _is_harmless(search: WorkloadSearch) -> bool:
     """Return whether a run that takes a little more than the limit does no harm.
 
     On a CPU the limit is only compared with what a step took; the machine must have the memory.
     """
-    available, ranks = available_memory_bytes() or 0, goal.space.base.world_size
-    return goal.target.kind == "cpu" and ranks * goal.limit_bytes < available / 2
+    available, ranks = available_memory_bytes() or 0, search.space.base.world_size
+    return search.target.kind == "cpu" and ranks * search.limit_bytes < available / 2

@@ -1,13 +1,28 @@
-"""`sweep`: one workload under many settings, each run once, whatever is interrupted."""
+"""`sweep`: one workload under many settings, each run once, whatever is interrupted.
+
+Every setting is in one place at a time:
+
+    left -> claimed and running -> written
+      ^            |
+      +------------+   the sweep pauses: its claim is given up
+      +------------+   its process has ended: it is tried again, three times at most
+      +-> another sweep runs it: asked for again until its result is there, or that sweep is dead
+"""
 
 import contextlib
 import itertools
 import os
+import pickle
+import platform
 import re
+import sqlite3
 import threading
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields, replace
+from concurrent import futures
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +30,33 @@ import torch
 
 from memlab._util.checks import MOST_THINGS, anything, checked, count, of_type, seconds, size
 from memlab._util.units import is_a, shown
+from memlab.api import measure_only, predict
 from memlab.config import StepConfig, allowed_value
+from memlab.cost_model.cost_store import cache_folder
 from memlab.devices.cards import resolve
 from memlab.devices.here import resolve_device
-from memlab.errors import ConfigError, StoreError
+from memlab.errors import ConfigError, MemlabError, StoreError, UnsupportedError, WorkloadError
 from memlab.result import Outcome, Source, StepResult
 from memlab.running import Progress
 from memlab.runtime.bar import shows_progress
-from memlab.runtime.isolation import teller
-from memlab.search.sweep_tasks import Means, SweepLoop, Task, Wanted, without_run
-from memlab.store.database import RunArguments, owner, reading, store_path
+from memlab.runtime.isolation import OnProgress, teller
+from memlab.runtime.sending import dumps
+from memlab.store.database import (
+    Claim,
+    RunArguments,
+    StoredRun,
+    claim,
+    finish,
+    hold,
+    is_locked,
+    owner,
+    reading,
+    release,
+    store_path,
+)
 from memlab.store.frames import COSTS, table, to_frame
 from memlab.store.identity import workload_key
-from memlab.store.keeping import hardware_of, setting_of
+from memlab.store.keeping import hardware_of, not_stored, setting_of, with_note
 from memlab.store.recorded import is_here, is_recorded
 from memlab.workload import Workload
 
@@ -35,8 +64,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # The settings of a sweep: a list of configs, or all combinations of a dict of lists.
-
-Configs = Sequence[StepConfig] | Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,10 +180,11 @@ class SweepTable:
         """The fields of the config in which the settings differ."""
         asked = {name for setting in self.settings for name in setting.asked}
         configs = [setting.config for setting in self.settings if setting.config is not None]
-        for field in fields(StepConfig):
-            if len({str(getattr(config, field.name)) for config in configs}) > 1:
-                asked.add(field.name)
-        return [field.name for field in fields(StepConfig) if field.name in asked]
+
+        def is_varied(name: str) -> bool:
+            return name in asked or len({str(getattr(one, name)) for one in configs}) > 1
+
+        return [each.name for each in fields(StepConfig) if is_varied(each.name)]
 
     def frame(self) -> "pd.DataFrame":
         """Return one row a setting, in order: the columns of `memlab.to_frame`.
@@ -175,13 +203,10 @@ class SweepTable:
         }
         if not refused:
             return found
-        if found.empty:
-            return pd.DataFrame.from_dict(refused, orient="index")
-
         both = found.astype(object).T.to_dict() | refused
         whole = pd.DataFrame.from_dict(both, orient="index").sort_index()
-        names = [*found.columns, *(name for name in whole.columns if name not in found.columns)]
-        return whole[names].infer_objects()
+        names = dict.fromkeys([*found.columns, *whole.columns])  # of no results whole has less
+        return whole[[name for name in names if name in whole.columns]].infer_objects()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the table as plain JSON types; timelines are left to the store."""
@@ -233,7 +258,400 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float) else str(value)
 
 
-OF_THIS_MACHINE = (ThreadPoolExecutor, ProcessPoolExecutor)
+# Run one setting of a sweep, in this process or in one of an executor.
+#
+# Measurements take turns on a machine, whichever process asks for them, since two at once
+# slow each other down. A lock on a file in the cache folder decides, which the system
+# releases if its holder is killed. Predictions need no turn.
+
+POLL_SECONDS = 0.05
+OF_HERE = (futures.ThreadPoolExecutor, futures.ProcessPoolExecutor)
+REFUSALS = (ConfigError, UnsupportedError)  # of a config by this device or this torch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What is run of each setting.
+
+    Attributes:
+        workload: what is trained.
+        device: as `measure` or `predict` takes it; None for the fastest of the machine that runs.
+        source: measured or predicted.
+        hardware: what the numbers depend on besides the name of the device.
+        options: further arguments of `measure` or `predict`.
+    """
+
+    workload: Workload
+    device: str | None
+    source: Source
+    hardware: dict[str, str]
+    options: dict[str, Any]
+
+    def without_run(self, config: StepConfig, outcome: Outcome, message: str) -> StepResult:
+        """Return the result of a setting that was not run to its end."""
+        return StepResult(
+            outcome=outcome, message=message, source=self.source, device=str(self.device),
+            config=config, workload_name=self.workload.name,
+        )  # fmt: skip
+
+
+def task_of(
+    workload: Workload,
+    device: str | torch.device | None,
+    executor: futures.Executor | None,
+    options: dict[str, Any],
+) -> Task:
+    """Return what is run: measured where the device is, predicted where it is nowhere.
+
+    Raises:
+        DeviceError: it is no device and no card that memlab knows.
+    """
+    is_elsewhere = executor is not None and not isinstance(executor, OF_HERE)
+    name, source = None if device is None else str(device), Source.MEASURED
+    hardware = dict[str, str]()
+    if is_elsewhere and (name is None or re.fullmatch(r"(cpu|cuda)(:\d+)?", name)):
+        hardware = {"device_name": "of the machines of an executor"}
+    elif is_here(device):
+        here = resolve_device(device)
+        name, hardware = str(here), hardware_of(here)
+    else:
+        source = Source.PREDICTED
+        name = name if is_recorded(device) else resolve(device).name
+    return Task(workload=workload, device=name, source=source, hardware=hardware, options=options)
+
+
+def run(
+    task: Task,
+    config: StepConfig,
+    on_progress: OnProgress | None = None,
+    cancel: threading.Event | None = None,
+) -> StepResult:
+    """Return what one setting costs; a config that is refused is `unsupported`.
+
+    Raises:
+        MemlabError: the workload or the device is wrong, as it would be for every setting.
+    """
+    given: dict[str, Any] = {**task.options, "on_progress": on_progress, "cancel": cancel}
+    try:
+        if task.source is Source.PREDICTED:
+            return predict(task.workload, config, task.device, **given)
+        with turn(on_progress, cancel) as problem:
+            result = measure_only(task.workload, config, task.device, **given)
+        return result if not problem else with_note(result, problem)
+    except REFUSALS as error:
+        return task.without_run(config, Outcome.UNSUPPORTED, str(error))
+
+
+def packed(task: Task, config: StepConfig) -> bytes:
+    """Return what `run_packed` takes; an executor could not pickle a workload of a notebook.
+
+    Raises:
+        WorkloadError: cloudpickle cannot either.
+    """
+    try:
+        return dumps((task, config))
+    except Exception as error:  # a lock, a file or a generator, for instance
+        raise WorkloadError(
+            f"workload {task.workload.name!r} cannot be sent to an executor "
+            f"({type(error).__name__}: {error}); create the objects that it uses inside "
+            "build_model or make_batch, or sweep without executor"
+        ) from error
+
+
+def run_packed(data: bytes) -> bytes:
+    """Run one setting in a process of an executor, and return its result, pickled."""
+    task, config = pickle.loads(data)
+    return dumps(run(task, config))
+
+
+@contextlib.contextmanager
+def turn(
+    on_progress: OnProgress | None = None, cancel: threading.Event | None = None
+) -> Iterator[str]:
+    """Wait until no other sweep measures on this machine; a run that is cancelled goes on at once.
+
+    Yields a sentence that says why no turns can be taken, "" if they can.
+    """
+    with contextlib.ExitStack() as held:
+        is_told, problem = False, ""
+        while not (cancel is not None and cancel.is_set()):
+            try:
+                held.enter_context(hold(_lock(), POLL_SECONDS))
+                break
+            except (OSError, sqlite3.Error, MemlabError) as error:
+                if not is_locked(error):
+                    problem = f"Another sweep may have measured at the same time: {error}."
+                    break
+            if on_progress is not None and not is_told:
+                on_progress(Progress(text="waiting for another sweep to measure", fraction=0.0))
+                is_told = True
+        yield problem
+
+
+def _lock() -> Path:
+    # a folder may be shared between machines
+    machine = re.sub(r"[^\w.-]", "_", platform.node()) or "machine"
+    return cache_folder() / f"measuring-{machine}.lock"
+
+
+MOST_TRIES = 3  # of a setting whose process ends
+MOST_AT_ONCE = 64  # settings that an executor holds, so that another sweep finds some to run
+ASK_SECONDS = 0.5  # between two questions whether another sweep has ended a setting
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class SweepLoop:
+    """Runs the settings of a sweep.
+
+    Attributes:
+        configs: the settings.
+        identities: of each in the store; None if the workload has none.
+        task: what is run of each.
+        asked: the arguments that are stored with each result.
+        workload_key: see `memlab.store.identity`.
+        path: of the store.
+        owner: of the claims.
+        executor: None runs one setting after another in this thread.
+        tell: called in this thread, with how far the sweep is.
+        show: called in this thread, with each result after it was written.
+        pause: while it is set, no further setting is begun.
+        cancel: once it is set, the sweep ends.
+        results: of the settings that have ended, by index.
+        num_reused: how many of them the store had.
+        problem: why nothing more can be run; empty if it can.
+    """
+
+    configs: Sequence[StepConfig]
+    identities: Sequence[str | None]
+    task: Task
+    asked: RunArguments
+    workload_key: str | None
+    path: Path
+    owner: str
+    executor: futures.Executor | None
+    tell: OnProgress
+    show: Callable[[StepResult], None]
+    pause: threading.Event
+    cancel: threading.Event
+    results: dict[int, StepResult] = field(default_factory=dict)
+    num_reused: int = 0
+    problem: str = ""
+    left: deque[int] = field(default_factory=deque)  # indices of what has not begun
+    running: dict[futures.Future[Any], int] = field(default_factory=dict)
+    elsewhere: dict[int, Claim] = field(default_factory=dict)  # claimed by other sweeps
+    ask_at: float = 0.0  # when to ask for them again
+    num_crashes: Counter[int] = field(default_factory=Counter)
+    told: str = ""  # what was said last
+    unwritten: dict[int, StoredRun] = field(default_factory=dict)  # what the store has not taken
+
+    def __post_init__(self) -> None:
+        self.left.extend(range(len(self.configs)))
+
+    def run(self) -> None:
+        """Run until every setting has a result, or the sweep is cancelled.
+
+        Raises:
+            MemlabError: the workload or the device is wrong. What was written before stays.
+        """
+        try:
+            while self.left or self.running or self.elsewhere:
+                if self.cancel.is_set() or self.problem:
+                    self._take_back()
+                    self.left.clear()
+                    self.elsewhere.clear()
+                elif self.pause.is_set():
+                    self._take_back()
+                else:
+                    self._begin()
+                self._collect()
+        finally:
+            self._take_back()
+            self._rescue()
+
+        self._write_again()
+
+    def _begin(self) -> None:
+        """Begin as many settings as may run at once."""
+        if self.elsewhere and time.monotonic() >= self.ask_at:
+            self.left.extend(self.elsewhere)
+            self.elsewhere.clear()
+
+        most = MOST_AT_ONCE if self.executor is not None else 1
+        while self.left and len(self.running) < most and not self._is_held_up():
+            index = self.left.popleft()
+            if self._is_mine(index):
+                self._start(index)
+                if self.executor is None:
+                    return  # its result is written before the next one begins
+
+        if self.elsewhere and not self.running:
+            self._tell_waiting()
+
+    def _is_held_up(self) -> bool:
+        return bool(self.cancel.is_set() or self.pause.is_set() or self.problem)
+
+    def _is_mine(self, index: int) -> bool:
+        """Return whether to run a setting; it is not if the store or another sweep has it."""
+        setting = self.identities[index]
+        if setting is None:
+            return True
+
+        try:
+            found = claim(self.path, setting, self.owner, self.asked.timeout_seconds or 0.0)
+        except StoreError:
+            return True  # writing its result will fail too, and then a note says so
+        if isinstance(found, StoredRun):
+            self.num_reused += 1
+            self._keep(index, replace(found.result, config=self.configs[index]))
+            return False
+        if found.owner != self.owner:
+            self.elsewhere[index] = found
+            self.ask_at = time.monotonic() + ASK_SECONDS
+            return False
+        return True
+
+    def _start(self, index: int) -> None:
+        config = self.configs[index]
+        if self.executor is None:
+            done: futures.Future[StepResult] = futures.Future()
+            done.set_result(run(
+                self.task, config,
+                lambda one: self._tell(f"{config}: {one.text}", one.fraction), self.cancel,
+            ))  # fmt: skip
+            self.running[done] = index
+            return
+
+        self._tell(f"{config}: handed to the executor")
+        data = packed(self.task, config)
+        try:
+            self.running[self.executor.submit(run_packed, data)] = index
+        except Exception as error:  # it is broken, was shut down, or is a person's own
+            self._put_back(index)
+            self._end(error)
+
+    def _take_back(self) -> None:
+        """Take from the executor what it has not begun."""
+        for future in list(self.running):
+            if not future.done() and future.cancel():
+                self._put_back(self.running.pop(future))
+
+    def _put_back(self, index: int) -> None:
+        """Leave a setting to be begun later, here or by another sweep."""
+        self.left.append(index)
+        setting = self.identities[index]
+        if setting is not None:
+            with contextlib.suppress(StoreError):  # it is given up when the sweep ends
+                release(self.path, setting, self.owner)
+
+    def _collect(self) -> None:
+        """Write the results that are there; wait for a moment if there is none."""
+        if not self.running:
+            if self.elsewhere or self.pause.is_set():
+                time.sleep(POLL_SECONDS)
+            return
+
+        done, _ = futures.wait(
+            list(self.running), timeout=POLL_SECONDS, return_when=futures.FIRST_COMPLETED
+        )
+        for future in done:
+            index = self.running.pop(future)
+            result = self._result_of(future, self.configs[index])
+            if result is None or self._is_tried_again(index, result):  # None: the executor lost it
+                self._put_back(index)
+            else:
+                self._finish(index, result)
+
+    def _is_tried_again(self, index: int, result: StepResult) -> bool:
+        if result.outcome is not Outcome.CRASHED:
+            return False
+        self.num_crashes[index] += 1
+        is_over = self.num_crashes[index] >= MOST_TRIES
+        return not (is_over or self.cancel.is_set() or self.problem)
+
+    def _result_of(self, future: futures.Future[Any], config: StepConfig) -> StepResult | None:
+        """Return the result of a future; None if it was cancelled or its executor is broken."""
+        try:
+            value = future.result()
+            found: StepResult = value if isinstance(value, StepResult) else pickle.loads(value)
+            return found
+        except MemlabError:
+            raise
+        except futures.CancelledError:
+            return None
+        except Exception as error:
+            if isinstance(error, futures.BrokenExecutor):
+                self._end(error)
+                return None
+            said = f"the executor could not run it ({type(error).__name__}: {error})"
+            return self.task.without_run(config, Outcome.CRASHED, said)
+
+    def _end(self, error: Exception) -> None:
+        self.problem = (
+            f"The executor takes no more settings ({type(error).__name__}: {error}). Call sweep "
+            "again with a new one; what is in the store is not run again."
+        )
+
+    def _finish(self, index: int, result: StepResult) -> None:
+        """Write a result, and only then show it. A run that was cancelled found nothing."""
+        if result.outcome is Outcome.CANCELLED:
+            self.results[index] = result
+        else:
+            self._keep(index, self._written(index, result))
+
+    def _written(self, index: int, result: StepResult) -> StepResult:
+        """Write a result and return it, with a note if it could not be written."""
+        stored = StoredRun(
+            stored_at=time.time(), result=result, asked=self.asked,
+            workload_key=self.workload_key, setting=self.identities[index],
+        )  # fmt: skip
+        try:
+            finish(self.path, stored, self.owner)
+        except Exception as error:  # whatever it is, what was measured is returned
+            self.unwritten[index] = stored
+            return with_note(result, not_stored(error))
+        return result
+
+    def _rescue(self) -> None:
+        """Write what an executor has ended, where an error or an interrupt has ended this loop."""
+        for future, index in self.running.items():
+            if future.done() and not future.cancelled() and future.exception() is None:
+                result = self._result_of(future, self.configs[index])
+                if result is not None and result.outcome is Outcome.OK:
+                    self._written(index, result)
+
+    def _keep(self, index: int, result: StepResult) -> None:
+        self.results[index] = result
+        self._tell(f"{result.config}: {result.outcome}")
+        self.show(result)
+
+    def _write_again(self) -> None:
+        """Write what could not be written, in case the cause has gone."""
+        for index, stored in self.unwritten.items():
+            try:
+                finish(self.path, stored, self.owner)
+            except Exception:  # as in `_written`
+                return  # its note, and those of the others, say why
+            self.results[index] = stored.result
+
+    def _tell_waiting(self) -> None:
+        """Say which sweep is waited for, once until something else was said."""
+        index, held = next(iter(self.elsewhere.items()))
+        since = datetime.fromtimestamp(held.claimed_at).strftime("%Y-%m-%d %H:%M:%S")
+        text = (
+            f"waiting for another sweep, which has claimed {len(self.elsewhere)} of them: "
+            f"{self.configs[index]} is claimed by {held.owner} since {since}"
+        )
+        if text != self.told:
+            self._tell(text)
+
+    def _tell(self, text: str, fraction: float = 0.0) -> None:
+        self.told = text
+        total, ended = len(self.configs), len(self.results)
+        said = f"{ended} of {total} settings have ended; {text}"
+        share = min((ended + fraction) / total, 1.0)
+        self.tell(Progress(text=said, fraction=share))
+
+
 NO_IDENTITY = (
     "The workload cannot be pickled, or is too large, to be recognised. So a later sweep does not "
     "find these results and runs every setting again."
@@ -241,11 +659,7 @@ NO_IDENTITY = (
 
 
 @checked(
-    configs=anything,
-    path=anything,
-    repeats=count(1),
-    memory_limit=size,
-    timeout_seconds=seconds,
+    configs=anything, path=anything, repeats=count(1), memory_limit=size, timeout_seconds=seconds
 )
 @shows_progress
 def sweep(
@@ -254,7 +668,7 @@ def sweep(
     device: str | torch.device | None = None,
     *,
     base: StepConfig | None = None,
-    executor: Executor | None = None,
+    executor: futures.Executor | None = None,
     repeats: int = 5,
     warmup: int = 1,
     seed: int = 0,
@@ -308,11 +722,11 @@ def sweep(
     ['ok', 'unsupported']
     """
     settings = settings_of(configs, base)
-    place = _device_of(device, executor)
     options: dict[str, Any] = {
         "seed": seed, "memory_limit": memory_limit, "timeout_seconds": timeout_seconds,
     }  # fmt: skip
-    if place.source is Source.MEASURED:
+    task = task_of(workload, device, executor, options)
+    if task.source is Source.MEASURED:
         options |= {"repeats": repeats, "warmup": warmup}
 
     asked = RunArguments(
@@ -323,26 +737,22 @@ def sweep(
         timeout_seconds=timeout_seconds,
     )
     key = workload_key(workload)
-    wanted, index_of = _wanted(settings, key, place, asked)
+    configs, identities, index_of = _wanted(settings, key, task, asked)
     file = store_path(path)
     with owner(file) as name:
-        means = Means(
-            task=Task(workload=workload, device=place.device, source=place.source, options=options),
-            asked=asked,
-            workload_key=key,
-            path=file,
-            owner=name,
-            executor=executor,
-            tell=teller(on_progress),
+        loop = SweepLoop(
+            configs=configs, identities=identities, task=task, asked=asked, workload_key=key,
+            path=file, owner=name, executor=executor, tell=teller(on_progress),
             show=teller(on_result, "on_result", "a StepResult"),
-            pause=pause or threading.Event(),
-            cancel=cancel or threading.Event(),
-        )
-        loop = SweepLoop(wanted, means)
+            pause=pause or threading.Event(), cancel=cancel or threading.Event(),
+        )  # fmt: skip
         loop.run()
 
-    found = [loop.results.get(i) or _not_run(means.task, each.config) for i, each in
-             enumerate(wanted)]  # fmt: skip
+    not_run = "stopped before it began; call sweep again to run what is left"
+    found = [
+        loop.results.get(i) or task.without_run(config, Outcome.CANCELLED, not_run)
+        for i, config in enumerate(configs)
+    ]
     notes = [loop.problem, NO_IDENTITY if key is None else _of_other_code(file, workload, key)]
     return SweepTable(
         settings=settings,
@@ -352,66 +762,24 @@ def sweep(
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SweepDevice:
-    """Where the settings of a sweep run.
-
-    Attributes:
-        device: as `measure` or `predict` takes it.
-        source: measured or predicted.
-        hardware: what the numbers depend on besides the name of the device.
-    """
-
-    device: str | None
-    source: Source
-    hardware: dict[str, str]
-
-
-def _device_of(device: str | torch.device | None, executor: Executor | None) -> SweepDevice:
-    """Return where settings run: measured where the device is, predicted where it is nowhere.
-
-    Raises:
-        DeviceError: it is no device and no card that memlab knows.
-    """
-    is_elsewhere = executor is not None and not isinstance(executor, OF_THIS_MACHINE)
-    if is_elsewhere and (device is None or re.fullmatch(r"(cpu|cuda)(:\d+)?", str(device))):
-        name = None if device is None else str(device)
-        hardware = {"device_name": "of the machines of an executor"}
-        return SweepDevice(device=name, source=Source.MEASURED, hardware=hardware)
-
-    if is_here(device):
-        here = resolve_device(device)
-        return SweepDevice(device=str(here), source=Source.MEASURED, hardware=hardware_of(here))
-    name = str(device) if is_recorded(device) else resolve(device).name
-    return SweepDevice(device=name, source=Source.PREDICTED, hardware={})
-
-
 def _wanted(
-    settings: Sequence[Setting], key: str | None, place: SweepDevice, asked: RunArguments
-) -> tuple[list[Wanted], list[int | None]]:
-    """Return what to run, each setting once, and the index in it for every setting."""
-    wanted: list[Wanted] = []
+    settings: Sequence[Setting], key: str | None, task: Task, asked: RunArguments
+) -> tuple[list[StepConfig], list[str | None], list[int | None]]:
+    """Return what to run, each setting once, its identities, and the index for every setting."""
+    configs, identities, index_of = list[StepConfig](), list[str | None](), list[int | None]()
     first: dict[str, int] = {}
-    index_of: list[int | None] = []
     for each in settings:
         if each.config is None:
             index_of.append(None)
             continue
-
-        setting = setting_of(
-            key, each.config, asked, place.source, str(place.device), place.hardware
-        )
-        said = setting or str(asdict(each.config))
+        identity = setting_of(key, each.config, asked, task.source, str(task.device), task.hardware)
+        said = identity or str(asdict(each.config))
         if said not in first:
-            first[said] = len(wanted)
-            wanted.append(Wanted(config=each.config, setting=setting))
+            first[said] = len(configs)
+            configs.append(each.config)
+            identities.append(identity)
         index_of.append(first[said])
-    return wanted, index_of
-
-
-def _not_run(task: Task, config: StepConfig) -> StepResult:
-    said = "stopped before it began; call sweep again to run what is left"
-    return without_run(task, config, Outcome.CANCELLED, said)
+    return configs, identities, index_of
 
 
 def _of_other_code(file: Path, workload: Workload, key: str) -> str:

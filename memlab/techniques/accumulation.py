@@ -17,7 +17,7 @@ from memlab.config import StepConfig
 from memlab.errors import WorkloadError
 from memlab.techniques import batches
 from memlab.techniques.batches import is_object, leaves_of, tensors_of
-from memlab.techniques.technique import Control, Keeps, Saving, Technique
+from memlab.techniques.technique import Control, Keeps, Technique
 from memlab.workload import Workload
 
 PLAIN_BATCH = "return tensors in lists, tuples and dicts: dict(encoding), torch.from_numpy(array)"
@@ -313,20 +313,6 @@ BATCH = Technique(
         Control(field="batch_size", label="Batch size", named=lambda n: f"batch {n}"),
         Control(
             field="accumulation_steps", label="Accumulation", named=lambda n: f"accumulation {n}"
-        ),
-    ),
-    savings=(
-        Saving(
-            setting="`accumulation_steps=4`",
-            saves=(
-                "activations: those of one micro-batch are held at a time, instead of those of "
-                "the whole batch"
-            ),
-            costs="time, since smaller kernels use a device less well",
-            not_for=(
-                "models with BatchNorm, which then sees one micro-batch at a time; "
-                "`optimizer_in_backward`, which refuses it"
-            ),
         ),
     ),
 )

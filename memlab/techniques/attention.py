@@ -25,7 +25,7 @@ from memlab._util.torch_private.tensors import are_tensors_fake
 from memlab.config import Attention
 from memlab.errors import UnsupportedError
 from memlab.techniques.source import ScriptLines, inlined, together
-from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique
+from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique
 
 # Set the attention implementation of a model of transformers, in all of its parts.
 #
@@ -255,34 +255,4 @@ ATTENTION = Technique(
         ),
     ),
     says=says,
-    savings=(
-        Saving(
-            setting='`attention="sdpa"`',
-            saves="attention weights, of models that were built with eager attention",
-            not_for=(
-                "models that have it already, as most of transformers; classes without it; "
-                "`output_attentions=True`"
-            ),
-        ),
-        Saving(
-            setting='`attention="flash_attention_2"`',
-            saves=(
-                "masks and padding: attention over padded batches stays a flash kernel, "
-                "where `sdpa` takes another"
-            ),
-            costs="the package flash_attn; attention in 16 bits",
-            not_for="CPUs; cards before Ampere; attention in fp32",
-        ),
-        Saving(
-            setting='`attention="flex_attention"`',
-            saves="masks: they are code, and blocks that they leave out are skipped",
-            costs="the first step compiles the kernel",
-            not_for="CPUs, where it has no backward; cards before Volta; dropout in attention",
-        ),
-        Saving(
-            setting='`attention="eager"`',
-            saves="nothing; it is what others are compared with",
-            costs="a matrix of tokens x tokens for each head, sample and layer, and its gradient",
-        ),
-    ),
 )

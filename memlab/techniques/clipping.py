@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from memlab.techniques.sharding.ranks import is_tensor_parallel
 from memlab.techniques.source import UPDATE, ScriptLines, inlined, together
-from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique
+from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique
 
 # Clip gradients by their total norm, also if ranks divide some of the parameters and not
 # others.
@@ -95,12 +95,4 @@ CLIPPING = Technique(
         ),
     ),
     says=says,
-    savings=(
-        Saving(
-            setting="`max_grad_norm=1.0`",
-            saves="nothing: it bounds an update",
-            costs="the norm of each gradient, and a pass over all of them",
-            not_for="`optimizer_in_backward`, which refuses it",
-        ),
-    ),
 )

@@ -36,7 +36,7 @@ from memlab.errors import UnsupportedError
 from memlab.techniques.accumulation import random_modules
 from memlab.techniques.checkpointing import policies
 from memlab.techniques.source import ScriptLines
-from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique, switch
+from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique, switch
 from memlab.workload import Workload
 
 # Count what the forward and backward graphs of a compiled model hold, without running them.
@@ -705,14 +705,6 @@ COMPILED = Technique(
     notes=notes,
     controls=(switch("compile", "torch.compile", "compiled", "not compiled"),),
     says=says,
-    savings=(
-        Saving(
-            setting="`compile=True`, `compile_mode`",
-            saves="time; the intermediate results of fused operators",
-            costs="the compilation",
-            not_for="models that run a few steps only",
-        ),
-    ),
 )
 COMPILED_BUDGET = Technique(
     fields=("budget_engine", "budget_solver", "budget_estimator"),
@@ -740,12 +732,4 @@ COMPILED_BUDGET = Technique(
         ),
     ),
     says=budget_says,
-    savings=(
-        Saving(
-            setting='`budget_engine="compile"`',
-            saves="what PyTorch's partitioner finds, and never less than at a larger budget",
-            costs="a compilation for each plan that is tried",
-            not_for="dropout and graph breaks, which are refused by name",
-        ),
-    ),
 )

@@ -40,7 +40,7 @@ from memlab.errors import UnsupportedError
 from memlab.techniques.checkpointing.recompute import NO_OPERATORS, is_counted
 from memlab.techniques.compilation import asked_by, is_compiled, without
 from memlab.techniques.source import ScriptLines
-from memlab.techniques.technique import Keeps, Refusal, Saving, Setup, Technique, switch
+from memlab.techniques.technique import Keeps, Refusal, Setup, Technique, switch
 
 # Check that a model still runs the operators that it ran on the samples of a trial.
 #
@@ -362,19 +362,4 @@ IN_PLACE = Technique(
     source=source,
     controls=(switch("inplace", "activations in place", "in place", "not in place"),),
     says=says,
-    searches=({"inplace": True},),
-    savings=(
-        Saving(
-            setting="`inplace=True`",
-            saves="one activation, while an activation function runs",
-            costs=(
-                "two runs of two samples when the step is built; what a model does only with "
-                "more samples is not seen"
-            ),
-            not_for=(
-                "peaks that lie in a backward; views; SiLU, GELU, ELU; functions such as "
-                "`torch.relu`; `torch.compile`"
-            ),
-        ),
-    ),
 )

@@ -14,7 +14,7 @@ from torch import nn
 
 from memlab.errors import UnsupportedError
 from memlab.techniques.source import ScriptLines
-from memlab.techniques.technique import Keeps, Saving, Setup, Technique, switch
+from memlab.techniques.technique import Keeps, Setup, Technique, switch
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 """The memory format by the number of dimensions of a convolution's weight."""
@@ -76,12 +76,4 @@ CHANNELS_LAST = Technique(
     source=source,
     controls=(switch("channels_last", "channels last layout", "channels last", "channels first"),),
     says=says,
-    savings=(
-        Saving(
-            setting="`channels_last=True`",
-            saves="time of convolutions on tensor cores",
-            costs="a copy of the weights when the step is built",
-            not_for="models without convolutions",
-        ),
-    ),
 )

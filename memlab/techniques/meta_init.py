@@ -50,7 +50,7 @@ from memlab.techniques.deferred import (
 )
 from memlab.techniques.sharding.ranks import FULLY_SHARDED, is_tensor_parallel, local
 from memlab.techniques.source import ScriptLines, inlined, together
-from memlab.techniques.technique import Keeps, Saving, Setup, Technique, switch
+from memlab.techniques.technique import Keeps, Setup, Technique, switch
 
 # Replay what a constructor did, one tensor of the model at a time.
 #
@@ -485,18 +485,4 @@ BUILT_ON_META = Technique(
         ),
     ),
     says=says,
-    savings=(
-        Saving(
-            setting="`init_on_meta=True`",
-            saves=(
-                "the host's memory while a model is built for a card: shapes take the place of "
-                "weights"
-            ),
-            costs="a fraction of a second; on a card, other random numbers than a CPU's",
-            not_for=(
-                "a CPU, which holds the model in any case (allowed there, with a note); "
-                "constructors that read random values or seed torch, which are refused"
-            ),
-        ),
-    ),
 )

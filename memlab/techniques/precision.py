@@ -20,7 +20,7 @@ from memlab.config import Precision, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.techniques.batches import is_own_kind, map_tensors, tensors_of
 from memlab.techniques.source import BACKWARD, ScriptLines, inlined, together
-from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique
+from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique
 
 # Cast weights to another number format.
 #
@@ -327,60 +327,5 @@ PRECISION = Technique(
     source=source,
     notes=notes,
     controls=(Control(field="precision", label="Precision"),),
-    searches=(
-        {"precision": "tf32"},
-        {"precision": "bf16-mixed"},
-        {"precision": "fp16-mixed"},
-    ),
     may_be_faster=True,
-    savings=(
-        Saving(
-            setting='`precision="bf16-mixed"`, `"fp16-mixed"`',
-            saves="half of the activations of matrix products",
-            costs=(
-                "a cast copy of the weights during forward; with fp16 a loss scaler, which skips "
-                "updates (counted in `notes`)"
-            ),
-            not_for="fp16 on a CPU",
-        ),
-        Saving(
-            setting='`precision="bf16"`',
-            saves="half of the weights, gradients, optimizer states and activations",
-            costs="small updates are lost in rounding",
-            not_for="long training",
-        ),
-        Saving(
-            setting='`precision="bf16-master"`',
-            saves="half of the weights and activations",
-            costs="fp32 masters in the optimizer state, and fp32 gradients during the update",
-            not_for="steps without `optimizer_in_backward`, where it saves little",
-        ),
-        Saving(
-            setting='`precision="bf16-stochastic"`',
-            saves="half of the weights, gradients and activations",
-            costs=(
-                "fp32 optimizer states; 13 bytes for each value of the largest parameter; one "
-                "more kernel for each parameter"
-            ),
-            not_for="runs that must end in the same bits on every device",
-        ),
-        Saving(
-            setting='`precision="fp16"`',
-            saves="as `bf16`",
-            costs="there is no scaler, and AdamW's eps is zero in fp16, which gives NaN",
-            not_for="training",
-        ),
-        Saving(
-            setting='`precision="tf32"`',
-            saves="time alone",
-            costs="a mantissa of 10 bits in matrix products",
-            not_for="CPUs, and cards before Ampere",
-        ),
-        Saving(
-            setting='`precision="fp8-mixed"`',
-            saves="time of linear layers",
-            costs="as `bf16-mixed`, with coarser gradients",
-            not_for="CPUs, and cards before Ada",
-        ),
-    ),
 )

@@ -12,7 +12,7 @@ import torch
 from memlab._util.torch_private.tensors import set_allocator
 from memlab.config import StepConfig
 from memlab.techniques.source import ScriptLines
-from memlab.techniques.technique import Keeps, Refusal, Saving, Setup, Technique, switch
+from memlab.techniques.technique import Keeps, Refusal, Setup, Technique, switch
 
 _switched = False  # whether memlab switched it on; a setting in the environment is left alone
 
@@ -68,16 +68,4 @@ SEGMENTS = Technique(
         ),
     ),
     says=says,
-    searches=({"expandable_segments": True},),
-    savings=(
-        Saving(
-            setting="`expandable_segments=True`",
-            saves=(
-                "reserved bytes: free memory between blocks that is too small for the next "
-                "request; nothing of what is allocated"
-            ),
-            costs="not known: no card has run it yet",
-            not_for="a CPU",
-        ),
-    ),
 )

@@ -2,8 +2,8 @@
 
 The file of a technique implements it (`apply`, or another function that `build_step` calls) and
 ends with a `Technique`. This object holds its fields, whether results stay equal to those of the
-plain step, which settings and devices it refuses, its lines in an exported script, an example, and
-what it saves and costs.
+plain step, which settings and devices it refuses, its lines in an exported script and an example.
+What it saves and costs is its table in `catalogue.toml`.
 
 `every.py` lists all techniques. All code that concerns every technique reads this list: the checks
 of `build_step`, `script`, the reference step of `verify`, the config that a plan is made for,
@@ -21,9 +21,12 @@ outcome, and the buttons of the panel.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import functools
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +35,7 @@ from memlab.config import StepConfig
 from memlab.devices.cards import Card
 from memlab.errors import UnsupportedError
 from memlab.techniques.source import ScriptLines
+from memlab.trace import Category
 from memlab.workload import Workload
 
 # `Plan`: which modules of a model are recomputed, and which outputs each of them keeps.
@@ -175,19 +179,54 @@ class Control:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saving:
-    """A line of docs/saving.md: what a setting saves, what it costs, and when not to use it.
+    """What a setting saves, what it costs, and when not to use it: a row of `catalogue.toml`.
 
     Attributes:
         setting: as a person writes it, in Markdown; several that have the same line.
         saves: bytes or time, and of what.
         costs: in return; "" for nothing.
         not_for: models, devices and other settings with which it saves nothing or is refused.
+        offers: the same as fields of `StepConfig`, what changes least first; empty where it is not
+            offered, or depends on the other settings.
+        searched: whether `memlab.recommend` tries each of them as a step of its own. Numbers of
+            micro-batches and memory budgets it finds by arithmetic.
+        replaces: by field, the values in place of which it is offered; empty for any other.
+        frees: what it lowers; empty where `memlab.explain` does not offer it.
+        left: the share of this that stays at every instant; None where nobody can say it.
+        rung: its place in `memlab.ladder`, from 1; 0 for none.
     """
 
     setting: str
     saves: str
     costs: str = ""
     not_for: str = ""
+    offers: tuple[Mapping[str, Any], ...] = ()
+    searched: bool = True
+    replaces: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    frees: tuple[Category, ...] = ()
+    left: float | None = None
+    rung: int = 0
+
+
+@functools.cache
+def catalogue() -> Mapping[str, tuple[Saving, ...]]:
+    """Return what all techniques save, by the switch of each."""
+    tables = tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8"))
+    return {name: tuple(map(_saving, rows)) for name, rows in tables.items()}
+
+
+def offers_of(switch: str) -> tuple[Mapping[str, Any], ...]:
+    """Return all settings that the catalogue offers of one technique, what changes least first.
+
+    >>> offers_of("memory_budget")
+    ({'memory_budget': 0.5}, {'memory_budget': 0.2}, {'memory_budget': 0.0})
+    """
+    return tuple(offer for row in catalogue()[switch] for offer in row.offers)
+
+
+def _saving(row: Mapping[str, Any]) -> Saving:
+    frees = tuple(map(Category, row.get("frees", ())))
+    return Saving(**{**row, "offers": tuple(row.get("offers", ())), "frees": frees})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,10 +248,8 @@ class Technique:
         controls: the controls of its fields in the panel. A field without a control can only be
             set in code.
         says: returns a clause that explains what it does now, for the line below its controls.
-        savings: its lines in docs/saving.md, one for each setting that a person chooses.
-        searches: alternatives that `memlab.recommend` tries; none for what it leaves alone.
-        may_be_faster: whether one of these may make a step faster, besides saving memory.
-        frees_states: whether one of these leaves less of parameters or optimizer state on the
+        may_be_faster: whether one of `searches` may make a step faster, besides saving memory.
+        frees_states: whether one of them leaves less of parameters or optimizer state on the
             device between two steps.
     """
 
@@ -226,10 +263,18 @@ class Technique:
     notes: Callable[[Setup], list[str]] = lambda _: []
     controls: tuple[Control, ...] = ()
     says: Callable[[Setup], str] = lambda _: ""
-    savings: tuple[Saving, ...] = ()
-    searches: tuple[Mapping[str, Any], ...] = ()
     may_be_faster: bool = False
     frees_states: bool = False
+
+    @property
+    def savings(self) -> tuple[Saving, ...]:
+        """Its rows of the catalogue, one for each setting that a person chooses."""
+        return catalogue().get(self.fields[0], ())
+
+    @property
+    def searches(self) -> tuple[Mapping[str, Any], ...]:
+        """Alternatives that `memlab.recommend` tries; none for what it leaves alone."""
+        return tuple(offer for row in self.savings if row.searched for offer in row.offers)
 
 
 def switch(field: str, label: str, on: str, off: str, **rest: Any) -> Control:
@@ -245,11 +290,11 @@ def refuse(refusals: Iterable[Refusal]) -> None:
         raise error
 
 
-def in_words(settings: Mapping[str, Any]) -> str:
+def in_words(settings: Mapping[str, Any], joint: str = " and ") -> str:
     """Return settings as a person would write them in code.
 
     >>> in_words({"compile": False, "budget_engine": "eager"})
     "compile=False and budget_engine='eager'"
     """
     plain = {name: str(v) if isinstance(v, StrEnum) else v for name, v in settings.items()}
-    return " and ".join(f"{name}={value!r}" for name, value in plain.items())
+    return joint.join(f"{name}={value!r}" for name, value in plain.items())

@@ -28,7 +28,7 @@ from memlab.cli.options import (
 )
 from memlab.config import PRESET_POLICIES, Optimizer, allowed_value
 from memlab.result import Judgement
-from memlab.search.recommendations import Recommendation, Recommendations
+from memlab.search.answer import Recommendation, Recommendations
 from memlab.store.keeping import write
 from memlab.store.records import Kind
 from tests.store_parts import a_result, a_run

@@ -9,8 +9,8 @@ from memlab.config import StepConfig
 from memlab.result import Outcome
 from memlab.running import Ended
 from memlab.search import recommend
+from memlab.search.answer import Recommendation
 from memlab.search.recommend import confirmed, why_dropped
-from memlab.search.recommendations import Recommendation
 from memlab.workload import Workload
 from tests.figure_parts import MIB, make_result, out_of_memory
 

@@ -9,12 +9,12 @@ import torch
 
 from benchmarks import combinations, saving
 from memlab import StepConfig
-from memlab.config import Checkpointing
+from memlab.config import PRESET_POLICIES, Checkpointing, allowed_value
 from memlab.devices import cards
 from memlab.errors import UnsupportedError
 from memlab.techniques import every
 from memlab.techniques.every import EVERY
-from memlab.techniques.technique import Keeps, Refusal, Setup, in_words
+from memlab.techniques.technique import Keeps, Refusal, Setup, catalogue, in_words, offers_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 EXAMPLES = {name: fields for t in EVERY for name, fields in t.examples.items()}
@@ -36,6 +36,35 @@ def test_a_technique_says_what_it_saves(technique):
     for line in technique.savings:
         assert any(f"`{field}=" in line.setting for field in technique.fields)
         assert "|" not in f"{line.setting}{line.saves}{line.costs}{line.not_for}"
+
+
+def test_every_table_of_the_catalogue_is_that_of_a_technique():
+    assert set(catalogue()) == {technique.fields[0] for technique in EVERY}
+
+
+@pytest.mark.parametrize("row", [*itertools.chain(*catalogue().values())], ids=lambda r: r.setting)
+def test_what_the_catalogue_offers_is_a_config_and_another_one(row):
+    """The batch divides among the ranks, and what is replaced is what a config may have."""
+    for offer in row.offers:
+        before = {name: values[0] for name, values in row.replaces.items()}
+        ranks = {"world_size": 16} if "sharding" in {*offer, *before} else {}
+        config = StepConfig(batch_size=16, **ranks, **{"sharding": "ddp"} if ranks else {})
+        config = dataclasses.replace(config, **before)
+        assert dataclasses.replace(config, **offer) != config
+    for name, values in row.replaces.items():
+        assert all(allowed_value(name, value) == value for value in values)
+    assert row.left is None or row.frees
+    assert row.left is None or 0.0 <= row.left < 1.0
+
+
+def test_every_preset_policy_is_offered():
+    offered = [offer["checkpoint_policy"] for offer in offers_of("checkpointing")]
+    assert offered == list(PRESET_POLICIES)
+
+
+def test_the_rungs_of_the_ladder_are_numbered_without_a_gap():
+    rungs = sorted(row.rung for row in itertools.chain(*catalogue().values()) if row.rung)
+    assert rungs == list(range(1, len(rungs) + 1))
 
 
 def test_fields_refuse_the_pairs_that_the_page_of_combinations_says_they_refuse():

@@ -5,8 +5,7 @@ from dataclasses import replace
 from memlab import plots
 from memlab.config import StepConfig
 from memlab.result import Judgement, Source
-from memlab.search.answer import reason_of_limit
-from memlab.search.recommendations import AtLimit, Recommendation
+from memlab.search.answer import AtLimit, Recommendation, reason_of_limit
 from tests.figure_parts import MIB, make_result, out_of_memory, recommended, texts_of
 
 

@@ -20,7 +20,7 @@ import pytest
 import memlab
 from memlab import MemlabError, StepConfig
 from memlab.errors import ConfigError, DeviceError, StoreError
-from memlab.search import sweep_tasks
+from memlab.search import sweep as sweep_tasks
 from memlab.store import database
 from memlab.store.database import claim, hold, is_held, owner, release
 from tests.store_parts import Forked, a_result

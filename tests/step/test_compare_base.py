@@ -6,7 +6,8 @@ import pytest
 
 import memlab
 from memlab import MemlabError, Outcome, StepConfig, compare_base
-from memlab.search.quantized_base import ATTENTION, CASTED, QUANTIZED, signed
+from memlab._util.units import signed_bytes
+from memlab.search.quantized_base import ATTENTION, CASTED, QUANTIZED
 from memlab.workloads.published import bases
 
 pytest.importorskip("peft", reason="needs memlab[finetune]")
@@ -43,7 +44,7 @@ def test_the_parts_are_those_of_a_hand_count(found):
     assert "aten::" not in found.message
     said = str(found)
     assert "nf4 does not help here" in said
-    assert f"{signed(parts[QUANTIZED])}  {QUANTIZED}" in said
+    assert f"{signed_bytes(parts[QUANTIZED])}  {QUANTIZED}" in said
     assert "2 of them: model.embed_tokens and lm_head" in said
     assert "model.layers.0" not in said  # the places of all blocks are one line
     assert QUANTIZED in found._repr_html_()

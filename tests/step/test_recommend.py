@@ -18,9 +18,9 @@ from memlab._util.units import MIB
 from memlab.api import predict_with_forecast
 from memlab.result import Outcome, Source, StepResult
 from memlab.runtime import isolation
-from memlab.search import goal, search
 from memlab.search import largest_batch as largest
 from memlab.search import recommend as confirming
+from memlab.search import search
 from memlab.search.alternatives import BUDGETS, alternatives_of, space_of
 from memlab.search.search import SAME_TIME
 from memlab.techniques.every import EVERY
@@ -137,9 +137,9 @@ def test_something_that_fits_is_found_before_all_else_is_tried(plain, monkeypatc
         recorded.append(found.result)
         return found
 
-    monkeypatch.setattr(goal, "predict_with_forecast", predicted)
+    monkeypatch.setattr(search, "predict_with_forecast", predicted)
     limit = int(plain.peak_reserved_bytes * 0.4)
-    monkeypatch.setattr(goal, "_known", goal.OrderedDict())
+    monkeypatch.setattr(search, "_known", search.OrderedDict())
     ranked = recommend(wide(), limit, BATCH, CARD)
     fitting = [result.against_limit(limit).fit == "fits" for result in recorded]
     assert any(fitting[:3])
@@ -382,6 +382,10 @@ def test_a_largest_batch_below_one_sample_for_each_rank_is_an_error():
 def test_micro_batches_of_a_model_with_dropout_are_said():
     ranked = recommend(blocks(dropout=0.1), "1GiB", 8, CARD, allow=["accumulation_steps"])
     assert any("micro-batches draw others" in note for note in ranked.notes)
+    config = StepConfig(accumulation_steps=2)
+    split = recommend(blocks(dropout=0.1), "1GiB", 8, CARD, config=config, allow=[])[0].reasons
+    assert "micro-batches draw others" in split[-2]
+    assert split[-1].startswith("fits with")  # the last reason: a run replaces it
 
 
 def test_not_even_one_sample_is_an_error():
@@ -413,14 +417,14 @@ def test_a_choice_of_settings_is_yielded_once():
 def predictions(monkeypatch):
     """Return the configs that are predicted while a test runs; nothing is known before."""
     asked = []
-    predict = goal.predict_with_forecast
+    predict = search.predict_with_forecast
 
     def predicted(workload, config, *args, **options):
         asked.append(config)
         return predict(workload, config, *args, **options)
 
-    monkeypatch.setattr(goal, "predict_with_forecast", predicted)
-    goal._known.clear()
+    monkeypatch.setattr(search, "predict_with_forecast", predicted)
+    search._known.clear()
     return asked
 
 

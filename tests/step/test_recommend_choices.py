@@ -10,7 +10,7 @@ from torch import nn
 import memlab
 from memlab import MemlabError, StepConfig, Workload, WorkloadChoices
 from memlab.errors import WorkloadError
-from memlab.search import goal
+from memlab.search import search
 
 recommend = partial(memlab.recommend, patience=3600)  # on a busy machine too
 
@@ -50,14 +50,14 @@ def net(*, frozen: bool = False, width: int = 64, half: bool = False) -> Workloa
 @pytest.fixture
 def predictions(monkeypatch):
     """Return the workload and config of each prediction that a search makes."""
-    made, predict = [], goal.predict_with_forecast
+    made, predict = [], search.predict_with_forecast
 
     def predicted(workload, config, *args, **options):
         made.append((workload.name, config))
         return predict(workload, config, *args, **options)
 
-    monkeypatch.setattr(goal, "predict_with_forecast", predicted)
-    goal._known.clear()
+    monkeypatch.setattr(search, "predict_with_forecast", predicted)
+    search._known.clear()
     return made
 
 

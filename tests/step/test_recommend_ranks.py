@@ -8,9 +8,9 @@ import torch
 
 import memlab
 from memlab import MemlabError, StepConfig
-from memlab.search import goal, search
+from memlab.search import search
 from memlab.search.alternatives import space_of
-from memlab.search.answer import with_ranks
+from memlab.search.recommend import with_ranks
 from memlab.techniques.sharding.sharding import most_ranks
 from tests.models import blocks, linear
 from tests.verify_parts import alike
@@ -173,7 +173,7 @@ def test_what_is_returned_has_every_rank(every):
 
 
 def test_a_search_records_one_rank_of_what_it_does_not_return():
-    goal._known.clear()
+    search._known.clear()
     ranked = on_two("1GiB", batch_size=BATCH, world_size=2, top=1)
     held = {str(one.config.sharding): one.ranks for one in ranked.tried}
     assert str(ranked[0].config.sharding) != "zero1"
@@ -183,7 +183,7 @@ def test_a_search_records_one_rank_of_what_it_does_not_return():
 @pytest.mark.slow
 def test_what_cannot_be_as_fast_is_not_recorded_and_nothing_is_lost(monkeypatch):
     def found():
-        goal._known.clear()
+        search._known.clear()
         workload = blocks(width=8192, depth=1)
         allow = ["sharding", "precision"]
         ranked = recommend(workload, None, 2**18, "2x-h100", allow=allow, top=2)

@@ -8,7 +8,7 @@ import pytest
 import memlab
 from memlab import MemlabError
 from memlab._panel import live_sweep
-from memlab.search import sweep_tasks
+from memlab.search import sweep as sweep_tasks
 from tests.sweep_parts import WORKLOAD, Runs, once, sizes
 
 

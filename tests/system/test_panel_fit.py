@@ -10,7 +10,7 @@ from memlab import MemlabError, StepConfig
 from memlab._panel import job, page, questions, runner
 from memlab.prediction.predict import Prediction
 from memlab.running import Progress
-from memlab.search.recommendations import Recommendation, Recommendations
+from memlab.search.answer import Recommendation, Recommendations
 from tests.forecast_parts import MIB, predicted
 from tests.panel_parts import PATIENCE_SECONDS, find, make_workload, until
 

@@ -25,7 +25,6 @@ from memlab.techniques.technique import (
     Plan,
     Refusal,
     Region,
-    Saving,
     Setup,
     Technique,
 )
@@ -239,22 +238,6 @@ CHECKPOINTING = Technique(
         ),
     ),
     says=says,
-    searches=tuple(
-        {"checkpointing": "blocks", "checkpoint_policy": policy} for policy in PRESET_POLICIES
-    ),
-    savings=(
-        Saving(
-            setting='`checkpointing="blocks"`',
-            saves="what the blocks save for backward, but for their inputs",
-            costs="the forward of the blocks once more",
-            not_for="models whose memory is not in activations",
-        ),
-        Saving(
-            setting='`checkpoint_policy="keep-matmuls"`, ...',
-            saves="with `checkpointing`: what the policy does not keep",
-            costs="pointwise operators once more",
-        ),
-    ),
 )
 BUDGET = Technique(
     fields=("memory_budget",),
@@ -266,13 +249,5 @@ BUDGET = Technique(
     notes=notes,  # `source` of CHECKPOINTING writes its lines of a script
     controls=(
         Control(field="memory_budget", label="Memory budget", named=lambda v: f"budget {v:g}"),
-    ),
-    savings=(
-        Saving(
-            setting="`memory_budget=0.5`",
-            saves="half of the activations, chosen by what is cheapest to run again",
-            costs="seconds of planning, once; what is dropped is computed again",
-            not_for="a model without modules below its root",
-        ),
     ),
 )

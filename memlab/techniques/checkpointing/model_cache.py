@@ -11,7 +11,7 @@ import copy
 import torch
 
 from memlab.techniques.source import ScriptLines, inlined, together
-from memlab.techniques.technique import Keeps, Saving, Setup, Technique, switch
+from memlab.techniques.technique import Keeps, Setup, Technique, switch
 
 # Switch off the caches of keys and values in all parts of a model.
 #
@@ -64,17 +64,5 @@ MODEL_CACHE = Technique(
         ),
     ),
     says=says,
-    searches=({"model_cache": False},),
     may_be_faster=True,
-    savings=(
-        Saving(
-            setting="`model_cache=False`",
-            saves=(
-                "the keys and values that transformers' decoders put into a cache in each forward; "
-                "without it a budget and checkpointing work, which refuse a cache"
-            ),
-            costs="`use_cache=False` in copies of the model's configs",
-            not_for="models whose own code makes a cache whatever their config says",
-        ),
-    ),
 )

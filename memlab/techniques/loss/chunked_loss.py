@@ -15,7 +15,7 @@ from memlab.errors import UnsupportedError
 from memlab.techniques.compilation import asked_by, is_compiled, without
 from memlab.techniques.loss.logits import ChunkedHead, find_head
 from memlab.techniques.source import ScriptLines, inlined, together
-from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique
+from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique
 
 
 def refusals(asked: Setup) -> Iterator[Refusal]:
@@ -92,15 +92,4 @@ CHUNKED_LOSS = Technique(
         ),
     ),
     says=says,
-    searches=({"loss_chunks": 16},),
-    savings=(
-        Saving(
-            setting="`loss_chunks=16`",
-            saves="the logits, their log-softmax and their gradient, but for 1/16 of each",
-            costs="one more product with the head in backward",
-            not_for=(
-                "logits that anything but a cross entropy reads; class weights; `torch.compile`"
-            ),
-        ),
-    ),
 )

@@ -21,7 +21,7 @@ from memlab.errors import UnsupportedError
 from memlab.techniques.compilation import asked_by, is_compiled, without
 from memlab.techniques.loss.logits import ChunkedHead, find_head, reduced
 from memlab.techniques.source import ScriptLines, inlined, together
-from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique
+from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique
 
 # The forward of a linear head whose cross entropy a package computes, without all logits.
 #
@@ -389,7 +389,6 @@ def _by(kernel: LossKernel) -> str:
     return "the workload" if kernel == LossKernel.AS_BUILT else PACKAGES[kernel].title
 
 
-READ_BY_OTHERS = "logits that anything but a cross entropy reads"
 FUSED_LOSS = Technique(
     fields=("loss_kernel",),
     keeps=Keeps.ROUNDED,
@@ -405,24 +404,4 @@ FUSED_LOSS = Technique(
         ),
     ),
     says=says,
-    savings=(
-        Saving(
-            setting='`loss_kernel="liger"`',
-            saves="the logits, their log-softmax and their gradient, but for a chunk of tokens",
-            costs="the gradient of the head is held from forward on",
-            not_for=f"a CPU; fp16-mixed; {READ_BY_OTHERS}; `torch.compile`",
-        ),
-        Saving(
-            setting='`loss_kernel="cut"`',
-            saves="the logits, their log-softmax and their gradient",
-            costs="one more product with the head in backward; small gradients are left out",
-            not_for=f"a CPU; fp32; cards before Ampere; {READ_BY_OTHERS}; `torch.compile`",
-        ),
-        Saving(
-            setting='`loss_kernel="chunked-nll"`',
-            saves="the logits, their log-softmax and their gradient, but for a tile",
-            costs="one more product with the head in backward; the gradient of the head in fp32",
-            not_for=f"a CPU (a tile is large); {READ_BY_OTHERS}; label smoothing; `torch.compile`",
-        ),
-    ),
 )

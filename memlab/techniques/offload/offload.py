@@ -27,7 +27,7 @@ from memlab.techniques.offload.offloading import (
 )
 from memlab.techniques.sharding.ranks import local
 from memlab.techniques.source import ScriptLines, inlined, together
-from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique, switch
+from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique, switch
 from memlab.trace import PHASES, Category, Phase, Timeline
 
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -318,26 +318,6 @@ ACTIVATIONS = Technique(
         ),
     ),
     says=says,  # for the other two techniques as well
-    searches=({"offload_activations": True},),
-    savings=(
-        Saving(
-            setting="`offload_activations=True`",
-            saves=(
-                "all that is saved for backward in tensors of 256 KiB and more, but for two that "
-                "are leaving and one that is coming back"
-            ),
-            costs=(
-                "two copies of each over the bus, hidden behind kernels where it is fast enough; "
-                "pinned memory of the host, stated in `notes`"
-            ),
-            not_for="a CPU; `torch.compile`",
-        ),
-        Saving(
-            setting="`offload_fraction=0.5`",
-            saves="with `offload_activations`: that share of it, spread over the forward",
-            costs="that share of the copies, which may all be hidden",
-        ),
-    ),
 )
 PARAMETERS = Technique(
     fields=("offload_parameters",),
@@ -347,25 +327,7 @@ PARAMETERS = Technique(
     changes_plans=False,
     refusals=partial(refusals, "offload_parameters"),
     controls=(offload_control("offload_parameters"),),
-    searches=(
-        {"offload_parameters": True},
-        {"offload_parameters": True, "offload_optimizer": True},  # of ranks, only together
-    ),
     frees_states=True,
-    savings=(
-        Saving(
-            setting="`offload_parameters=True`",
-            saves=(
-                "the weights, except those of the running module and of the next; small ones, "
-                "an RNN's, shared memory and the head of a loss in chunks stay"
-            ),
-            costs=(
-                "each weight over the bus in every forward and backward, and both ways in the "
-                "update, which nothing hides"
-            ),
-            not_for="a CPU; `torch.compile`; fp8; many micro-batches",
-        ),
-    ),
 )
 OPTIMIZER_STATE = Technique(
     fields=("offload_optimizer",),
@@ -374,14 +336,5 @@ OPTIMIZER_STATE = Technique(
     examples={"offload optimizer": {"offload_optimizer": True}},
     refusals=partial(refusals, "offload_optimizer"),
     controls=(offload_control("offload_optimizer"),),
-    searches=({"offload_optimizer": True},),
     frees_states=True,
-    savings=(
-        Saving(
-            setting="`offload_optimizer=True`",
-            saves="the optimizer's state, but for one parameter's",
-            costs="two copies of the state in each update",
-            not_for="a CPU; small models",
-        ),
-    ),
 )

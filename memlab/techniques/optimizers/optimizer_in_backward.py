@@ -16,7 +16,7 @@ import torch
 from memlab.config import Precision
 from memlab.errors import UnsupportedError
 from memlab.techniques.source import ScriptLines
-from memlab.techniques.technique import Keeps, Refusal, Saving, Setup, Technique, switch
+from memlab.techniques.technique import Keeps, Refusal, Setup, Technique, switch
 from memlab.trace import Phase
 
 HOOKS = '''
@@ -173,13 +173,4 @@ IN_BACKWARD = Technique(
         ),
     ),
     says=says,
-    searches=({"optimizer_in_backward": True},),
-    savings=(
-        Saving(
-            setting="`optimizer_in_backward=True`",
-            saves="the gradients of all layers but one",
-            costs="one Python optimizer for each parameter; no clipping by norm",
-            not_for="micro-batches, `fp16-mixed`",
-        ),
-    ),
 )

@@ -26,7 +26,7 @@ from memlab.techniques.optimizers.optimizer_in_backward import InBackward
 from memlab.techniques.sharding.ranks import FULLY_SHARDED, is_tensor_parallel, local
 from memlab.techniques.sharding.replicated import with_sharded_state
 from memlab.techniques.source import UPDATE, ScriptLines, inlined, together
-from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique, refuse
+from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique, refuse
 
 # Lion: the sign of a momentum, with one state for each weight.
 #
@@ -577,26 +577,7 @@ OPTIMIZER = Technique(
     ),
     says=says,
     notes=notes,
-    searches=(
-        {"optimizer": "adamw-8bit"},
-        {"optimizer": "adafactor"},
-        {"optimizer": "sgd-momentum"},
-        {"optimizer": "sgd"},
-    ),
     frees_states=True,
-    savings=(
-        Saving(
-            setting='`optimizer="adafactor"`',
-            saves="both states of a matrix, but for a row and a column",
-            costs="another optimizer, which learns a little differently",
-        ),
-        Saving(
-            setting='`optimizer="adamw-8bit"`',
-            saves="three quarters of the optimizer states",
-            costs="the package bitsandbytes; on a CPU, fp32 temporaries of the largest parameter",
-            not_for="matrices below 4096 values, which keep fp32",
-        ),
-    ),
 )
 IMPLEMENTATION = Technique(
     fields=("optimizer_implementation",),
@@ -611,25 +592,5 @@ IMPLEMENTATION = Technique(
         ),
     ),
     says=lambda asked: TEMPORARIES[asked.config.optimizer_implementation],
-    searches=({"optimizer_implementation": "fused"},),
     may_be_faster=True,
-    savings=(
-        Saving(
-            setting='`optimizer_implementation="foreach"`',
-            saves="time on CUDA, where it is the default",
-            costs="temporaries as large as all weights",
-            not_for="a step whose peak is in the update",
-        ),
-        Saving(
-            setting='`optimizer_implementation="fused"`',
-            saves="all temporaries, and time",
-            not_for="`adafactor`, which has no fused form",
-        ),
-        Saving(
-            setting='`optimizer_implementation="single-tensor"`',
-            saves="the temporaries of all parameters but one",
-            costs="a kernel launch for each parameter",
-            not_for="many small parameters on CUDA",
-        ),
-    ),
 )

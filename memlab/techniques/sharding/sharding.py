@@ -25,7 +25,7 @@ from memlab.techniques.sharding.ranks import (
     part_of,
 )
 from memlab.techniques.sharding.sharding_source import source
-from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique, switch
+from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique, switch
 
 # What the panel says of ranks: the words of its controls, and who computes and holds what.
 
@@ -115,7 +115,6 @@ CONTROLS = (
 )
 
 
-CARDS_OF_A_MACHINE = 8  # as most machines with NVLink have
 NOTHING_TO_WAIT_FOR = (
     "sync_each_micro_batch=False changes nothing with accumulation_steps=1: the gradients of the "
     "only micro-batch are averaged either way."
@@ -296,70 +295,6 @@ SHARDING = Technique(
     notes=notes,
     controls=CONTROLS,
     says=says,
-    searches=(
-        {"sharding": Sharding.ZERO2},
-        {"sharding": Sharding.ZERO3},
-        {"sharding": Sharding.ZERO1},
-        {"sharding": Sharding.HYBRID, "shard_group_size": CARDS_OF_A_MACHINE},
-    ),
     may_be_faster=True,
     changes_plans=False,
-    savings=(
-        Saving(
-            setting='`sharding="zero1"`',
-            saves="optimizer state: each rank keeps that of its share of the parameters",
-            costs="each rank sends its updated parameters to all others",
-            not_for="one device",
-        ),
-        Saving(
-            setting='`sharding="zero2"`',
-            saves="optimizer state, gradients, and parameters between steps",
-            costs="parameters are gathered in forward, gradients are divided in backward",
-            not_for='one device; `optimizer="adamw-8bit"`',
-        ),
-        Saving(
-            setting='`sharding="zero3"`',
-            saves="as zero2, and the parameters of all blocks but the one at work",
-            costs="parameters are gathered once more, for backward",
-            not_for="one device; models without repeated blocks",
-        ),
-        Saving(
-            setting='`sharding="hybrid"`',
-            saves="as zero3, among the ranks of a group",
-            costs="gradients are also averaged between groups",
-            not_for="one machine, where zero3 saves more",
-        ),
-        Saving(
-            setting='`sharding="tensor"`',
-            saves=(
-                "parameters, gradients, optimizer state and inner activations of layers that divide"
-            ),
-            costs="the ranks sum or gather outputs of layers, in forward and in backward",
-            not_for="slow links between ranks; models of convolutions",
-        ),
-        Saving(
-            setting="`tensor_parallel_size=2`",
-            saves='as `sharding="tensor"`, in groups of ranks, beside ddp, zero1, zero2 or zero3',
-            costs="as that",
-            not_for="as that",
-        ),
-        Saving(
-            setting='`sharding="deepspeed-zero1"`',
-            saves="optimizer state, with DeepSpeed's engine",
-            costs="each rank also keeps an fp32 copy of its share of the weights",
-            not_for='one device; predictions; `"fp16-mixed"`',
-        ),
-        Saving(
-            setting='`sharding="deepspeed-zero2"`',
-            saves="as deepspeed-zero1, and gradients between micro-batches",
-            costs="gradients are divided after every micro-batch",
-            not_for="as deepspeed-zero1",
-        ),
-        Saving(
-            setting='`sharding="deepspeed-zero3"`',
-            saves="as deepspeed-zero2, and parameters between steps",
-            costs="parameters are gathered in forward; gradients have buffers that stay",
-            not_for="as deepspeed-zero1; models of small parameters, which stay whole",
-        ),
-    ),
 )
