@@ -174,8 +174,6 @@ def public_callables() -> dict[str, Callable[..., Any]]:
     for name in memlab.__all__:
         value = getattr(memlab, name)
         is_made_by_memlab = value in (MemlabError, Outcome, memlab.VerifyReport)
-        # a thread that goes on after the call; what it takes is checked by `sweep`
-        is_made_by_memlab |= value is memlab.live_sweep
         if callable(value) and not is_made_by_memlab:
             found[name] = value
     found |= {f"plots.{n}": getattr(plots, n) for n in plots.__all__ if callable(getattr(plots, n))}
@@ -244,10 +242,9 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         "measure_loading": step | {"dataset": torch.utils.data.TensorDataset(*batch)},
         "panel": {}, "recorded": step | {"device": record.name}, "recordings": {},
         "forget_costs": {}, "build_step": step | {"device": "cpu"}, "card": {"name": "t4"},
-        "results": {}, "stored_results": {}, "store_records": {},
+        "results": {}, "stored_results": {},
         "sweep": {"workload": workload, "configs": [config], "device": "t4"},
         "compare": {"old": result, "new": [result]},
-        "compare_recompute": {"workload": workload, "device": "t4"},
         "compare_base": {"workload": memlab.workloads.finetune(base="nf4"), "device": "t4"},
         "recommend": {"workload": chosen, "device": "t4", "choices": {"bias": [True]}},
         "largest_batch": step | {"device": "t4", "batch_limit": 4},

@@ -21,14 +21,13 @@ from memlab.workload import SampleSize, Workload, WorkloadChoices
 if TYPE_CHECKING:
     from memlab import plots
     from memlab._panel import panel
-    from memlab._panel.live_sweep import live_sweep
     from memlab.integrations.export import export_script
     from memlab.integrations.from_trainer import from_trainer
     from memlab.integrations.snapshot import open_snapshot
     from memlab.integrations.training_step import training_step
     from memlab.memory.hygiene import replay_allocations
     from memlab.prediction.run_settings import Evaluation, Generation, TrainingRun
-    from memlab.search.compare_batches import compare_recompute, predict_batches
+    from memlab.search.compare_batches import predict_batches
     from memlab.search.explain import explain
     from memlab.search.graph_of_step import graph_table
     from memlab.search.ladder import ladder
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from memlab.search.recommend import recommend
     from memlab.search.sweep import sweep
     from memlab.store.compare import compare
-    from memlab.store.from_records import store_records
     from memlab.techniques.checkpointing.graph_segments import checkpoint_graph
     from memlab.techniques.step import build_step
 
@@ -46,24 +44,23 @@ __all__ = [
     "Evaluation", "Generation", "LoadingConfig", "LoadingResult", "MemlabError", "Outcome",
     "SampleSize", "StepConfig", "StepResult", "TrainingRun", "VerifyReport", "Workload",
     "WorkloadChoices", "__version__", "build_step", "card", "checkpoint_graph", "compare",
-    "compare_base", "compare_recompute", "explain", "export_script", "forget_costs", "from_trainer",
-    "graph_table", "ladder", "largest_batch", "live_sweep", "measure", "measure_loading",
-    "measure_run", "open_snapshot", "panel", "plots", "predict", "predict_batches",
-    "predict_lengths", "predict_run", "recommend", "recorded", "recordings", "replay_allocations",
-    "require_ok", "results", "store_records", "stored_results", "sweep", "table", "to_frame",
-    "training_step", "verify", "workloads",
+    "compare_base", "explain", "export_script", "forget_costs", "from_trainer", "graph_table",
+    "ladder", "largest_batch", "measure", "measure_loading", "measure_run", "open_snapshot",
+    "panel", "plots", "predict", "predict_batches", "predict_lengths", "predict_run", "recommend",
+    "recorded", "recordings", "replay_allocations", "require_ok", "results", "stored_results",
+    "sweep", "table", "to_frame", "training_step", "verify", "workloads",
 ]  # fmt: skip
 LATE = {  # public names whose modules `import memlab` does not wait for
-    "panel": "_panel", "live_sweep": "_panel.live_sweep", "export_script": "integrations.export",
+    "panel": "_panel", "export_script": "integrations.export",
     "from_trainer": "integrations.from_trainer", "open_snapshot": "integrations.snapshot",
     "training_step": "integrations.training_step", "replay_allocations": "memory.hygiene",
     "plots": "plots", "Evaluation": "prediction.run_settings",
     "Generation": "prediction.run_settings", "TrainingRun": "prediction.run_settings",
-    "compare_recompute": "search.compare_batches", "predict_batches": "search.compare_batches",
+    "predict_batches": "search.compare_batches",
     "explain": "search.explain", "graph_table": "search.graph_of_step", "ladder": "search.ladder",
     "largest_batch": "search.largest_batch", "predict_lengths": "search.lengths",
     "compare_base": "search.quantized_base", "recommend": "search.recommend",
-    "sweep": "search.sweep", "compare": "store.compare", "store_records": "store.from_records",
+    "sweep": "search.sweep", "compare": "store.compare",
     "checkpoint_graph": "techniques.checkpointing.graph_segments", "build_step": "techniques.step",
 }  # fmt: skip
 

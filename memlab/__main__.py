@@ -12,7 +12,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return doctor.main(given[1:])
 
-    from memlab.cli.group import memlab
+    from memlab.cli.commands import memlab
 
     try:
         memlab.main(given or ["--help"], prog_name="memlab")

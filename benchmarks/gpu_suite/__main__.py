@@ -21,9 +21,10 @@ import torch
 
 from benchmarks import report
 from benchmarks.gpu_suite import card, cases, tasks, visit
+from benchmarks.gpu_suite.bench import SuiteBench, need
 from memlab._util.units import format_seconds
 from memlab.cli import device_visit
-from memlab.cli.device_visit import Case, need
+from memlab.cli.device_visit import Case
 from memlab.store.records import Kind, read_lines
 
 BEGUN = time.monotonic() - time.process_time()  # when imports began
@@ -47,9 +48,8 @@ def record(given: argparse.Namespace, wanted: Sequence[Case]) -> None:
     """Carry out the cases that are not recorded yet and that there is time for, and tell of it."""
     cache = tempfile.TemporaryDirectory()  # operators are timed anew: what is kept is old
     os.environ["MEMLAB_CACHE"] = cache.name  # before the first worker is started
-    here = device_visit.bench_of(
-        torch.device(given.device, 0) if given.device == "cuda" else device_visit.CPU
-    )
+    device = torch.device(given.device, 0) if given.device == "cuda" else device_visit.CPU
+    here = device_visit.bench_of(device, SuiteBench)
     facts = report.environment() | device_visit.facts(here.device)
     this = visit.begin(given.out, facts, given.minutes, BEGUN)
     missing = [case for case in wanted if not this.is_done(case)]
@@ -59,7 +59,7 @@ def record(given: argparse.Namespace, wanted: Sequence[Case]) -> None:
     with ThreadPoolExecutor(1) as ahead:
         for case in missing if here.is_card else ():
             if (name := need(case)) and name not in here.asked:
-                ask = here.operators_of if case.kind is Kind.OPERATORS else here.plan_of
+                ask = here.ask_operators if case.kind is Kind.OPERATORS else here.plan_of
                 here.asked[name] = ahead.submit(ask, case, tasks.MOST_SECONDS)
         while missing:
             case = next(filter(here.is_ready, missing), missing[0])
@@ -76,7 +76,7 @@ def record(given: argparse.Namespace, wanted: Sequence[Case]) -> None:
     show(this, this.end(here.measuring_seconds))
 
 
-def _ring(this: visit.Visit, here: device_visit.Bench) -> None:
+def _ring(this: visit.Visit, here: SuiteBench) -> None:
     """End the visit at its last second: nothing else ends a kernel, or a compiler, that goes on."""
     print("the minutes are over, and the run in flight is lost", flush=True)
     show(this, this.end(here.measuring_seconds))
@@ -84,7 +84,7 @@ def _ring(this: visit.Visit, here: device_visit.Bench) -> None:
     os._exit(0)
 
 
-def _one(here: device_visit.Bench, this: visit.Visit, case: Case, left: float) -> None:
+def _one(here: SuiteBench, this: visit.Visit, case: Case, left: float) -> None:
     start = time.monotonic()
     line = tasks.carry_out(here, case, this.name, left)
     seconds = time.monotonic() - start

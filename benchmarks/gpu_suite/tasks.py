@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from benchmarks.gpu_suite.bench import SuiteBench
 from memlab import Outcome, StepResult
 from memlab._util.units import parse_bytes
 from memlab.cli.device_visit import (
     REPEATS,
     SEED,
     WARMUP,
-    Bench,
     Case,
     about,
     operators,
@@ -27,7 +27,7 @@ NUM_ROUNDS = 3
 CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second until torch 2.9
 
 
-def boundary(bench: Bench, case: Case, seconds: float) -> dict[str, Any]:
+def boundary(bench: SuiteBench, case: Case, seconds: float) -> dict[str, Any]:
     """Return the line of the largest batch under a memory limit, found several times over.
 
     The first round doubles the batch until it fails, then halves what lies between; each one after
@@ -77,16 +77,14 @@ def _raised(run: Callable[[int], StepResult], batch_size: int) -> Iterator[tuple
             return
 
 
-def verify(bench: Bench, case: Case, seconds: float) -> dict[str, Any]:
+def verify(bench: SuiteBench, case: Case, seconds: float) -> dict[str, Any]:
     """Return the line of a comparison with the reference step."""
     arguments = bench.arguments_of(case) | {"plan": bench.plan_of(case, seconds)}
-    run = isolation.run_here if bench.is_card else isolation.run
-    with bench.measuring():
-        report = run("verify", arguments, timeout_seconds=seconds)
+    report = bench.run("verify", arguments, timeout_seconds=seconds)
     return {"report": dataclasses.asdict(report) | {"outcome": str(report.outcome)}}
 
 
-def allocator(bench: Bench, case: Case, seconds: float) -> dict[str, Any]:
+def allocator(bench: SuiteBench, case: Case, seconds: float) -> dict[str, Any]:
     """Return the line of a step under a setting of the allocator, in a process that begins with it.
 
     A process of its own, since nothing puts a setting back.
@@ -108,7 +106,7 @@ def allocator(bench: Bench, case: Case, seconds: float) -> dict[str, Any]:
     return {name: result.to_dict()[name] for name in kept}
 
 
-def carry_out(bench: Bench, case: Case, visit: str, seconds: float) -> dict[str, Any]:
+def carry_out(bench: SuiteBench, case: Case, visit: str, seconds: float) -> dict[str, Any]:
     """Return the line of a case.
 
     Args:

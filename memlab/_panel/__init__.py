@@ -1,4 +1,4 @@
-"""The widgets of `memlab.panel` and `memlab.live_sweep`; nothing else in memlab imports ipywidgets.
+"""The widgets of `memlab.panel`; nothing else in memlab imports ipywidgets.
 
 - `app.py`: `Panel`, which people hold. `view.py` arranges the widgets, `page.py` shows what is new.
 - `controls.py` are the controls, `texts.py` the lines beside them, `state.py` the settings as plain
@@ -8,8 +8,8 @@
 - `runner.py` starts a run, *Fit for me* and the comparison of a quantized base; `job.py` measures,
   `runs.py` keeps the runs and `table.py` shows them.
 - `outlook.py`, `pictures.py`: what is said and drawn of them. `cards_table.py`: the setting on
-  screen on several cards. `style.py`: the stylesheet.
-- `live_sweep.py` is no part of the panel: a sweep that shows itself, `memlab.live_sweep`.
+  screen on several cards. `style.py`, `panel.css`, `access.js`, `help.toml`: what the browser
+  is given.
 
 A choice or a checkbox for a setting needs nothing here: the `Control` of its technique makes it. To
 add a slider, give the technique a `Control` whose `offered` is empty, then name the field in

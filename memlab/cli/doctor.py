@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,12 +24,11 @@ from memlab._util.units import MIB, format_bytes, format_seconds
 from memlab._version import __version__
 from memlab.cli import device_visit, machine, verdict
 from memlab.cli.device_visit import CPU, Bench, Case, bench_of
-from memlab.cli.machine import Room, Try
 from memlab.cli.verdict import SettingPair
 from memlab.config import Precision, StepConfig
 from memlab.devices.cards import of_device
 from memlab.devices.here import describe
-from memlab.errors import ConfigError, MemlabError
+from memlab.errors import ConfigError, DeviceError, MemlabError
 from memlab.result import Outcome, StepResult, format_percent
 from memlab.store.recorded import costs_of, own_folder
 from memlab.store.records import SUFFIX, Kind, append, cut_damage, read_lines
@@ -144,12 +143,11 @@ def _take_up(path: Path, device: str) -> None:
 
 MOST_SECONDS = 60.0  # of one prediction or measurement
 UNDONE = (Outcome.TIMED_OUT, Outcome.CANCELLED)  # for want of time: it says nothing of the setting
-Tell = Callable[[str], None]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class DoctorVisit:
-    """What the parts of a visit share.
+    """What the parts of a visit share, and what they have found.
 
     Attributes:
         bench: the device.
@@ -157,54 +155,58 @@ class DoctorVisit:
         end: on the monotonic clock.
         tell: called with what is being done.
         limit_bytes: that a step may reserve on a card; None on a CPU.
+        pairs: settings that were predicted and measured.
+        left_out: a sentence on each of the others.
     """
 
     bench: Bench
     keeper: RecordKeeper
     end: float
-    tell: Tell
+    tell: Callable[[str], None]
     limit_bytes: int | None = None
+    pairs: list[SettingPair] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
     @property
     def seconds_left(self) -> float:
         """What is left of the visit."""
         return self.end - time.monotonic()
 
-    def pairs(self, cases: Sequence[Case]) -> Iterator[SettingPair | str]:
-        """Predict and measure settings; yield each pair, and a sentence on what was left out."""
-        known: dict[str, StepResult] = {}
-        done = 0
-        for number, case in enumerate(cases, 1):
-            if self.seconds_left <= 0:
-                yield f"{len(cases) - done} of {len(cases)} settings were left out: time was over."
-                return
-
-            said = f"{number} of {len(cases)}: {case.workload}, {case.config}"
-            self.tell(f"predicting {said}")
-            key = dataclasses.replace(case, group="").key("")
-            if key not in known:
-                known[key] = self.bench.predict(case, self._most)
-            if why := self._too_large(known[key]):
-                yield f"{case.workload}, {case.config} was left out: {why}."
-                continue
-
-            self.tell(f"measuring {said}")
-            measured = self._measured(case)
-            if measured.outcome in UNDONE and self.seconds_left <= 0:
-                continue  # to the sentence above
-            done += 1
-            yield SettingPair(case=case, predicted=known[key], measured=measured)
-            if device_visit.is_broken(self.bench.device):
-                yield (
-                    f"{self.bench.device} does not answer this process any more after "
-                    f"{case.workload}, {case.config}, so that the rest was left out; run doctor "
-                    "again, and send its record in an issue."
-                )
-                return
-
     @property
     def _most(self) -> float:
         return max(min(self.seconds_left, MOST_SECONDS), 1.0)
+
+    def compare(self, cases: Sequence[Case]) -> None:
+        """Predict and measure settings, as long as there is time."""
+        known: dict[str, StepResult] = {}
+        for number, case in enumerate(cases, 1):
+            if self.seconds_left <= 0:
+                left = len(cases) - len(self.pairs)
+                self.left_out.append(
+                    f"{left} of {len(cases)} settings were left out: time was over."
+                )
+                return
+
+            name, said = f"{case.workload}, {case.config}", f"{number} of {len(cases)}"
+            key = dataclasses.replace(case, group="").key("")
+            if key not in known:
+                self.tell(f"predicting {said}: {name}")
+                known[key] = self.bench.predict(case, self._most)
+            if why := self._too_large(known[key]):
+                self.left_out.append(f"{name} was left out: {why}.")
+                continue
+
+            self.tell(f"measuring {said}: {name}")
+            measured = self._measured(case)
+            if measured.outcome in UNDONE and self.seconds_left <= 0:
+                continue  # to the sentence above
+            self.pairs.append(SettingPair(case=case, predicted=known[key], measured=measured))
+            if device_visit.is_broken(self.bench.device):
+                self.left_out.append(
+                    f"{self.bench.device} does not answer this process any more after {name}, so "
+                    "that the rest was left out; run doctor again, and send its record in an issue."
+                )
+                return
 
     def _too_large(self, predicted: StepResult) -> str:
         """Return why a step is not run on a card that others use too; empty if it is."""
@@ -234,9 +236,8 @@ class DoctorVisit:
             self.tell(f"operators of {number} of {len(cases)}: {case.workload}, {case.config}")
             asked = dataclasses.replace(case, kind=Kind.OPERATORS)
             line = device_visit.about(asked, self.keeper.visit)
-            self._keep(
-                Kind.OPERATORS, case, line | device_visit.operators(self.bench, asked, self._most)
-            )
+            line |= device_visit.operators(self.bench, asked, self._most)
+            self._keep(Kind.OPERATORS, case, line)
 
     def predicted_again(self, pairs: Sequence[SettingPair]) -> list[SettingPair]:
         """Return pairs with predictions that use the operators that were timed in this visit."""
@@ -246,8 +247,7 @@ class DoctorVisit:
             if self.seconds_left <= 0:
                 break
             self.tell(f"predicting {pair.case.workload} by the times of its operators")
-            tf32 = pair.case.config.precision is Precision.TF32
-            costs = costs_of(timed, tf32=tf32)
+            costs = costs_of(timed, tf32=pair.case.config.precision is Precision.TF32)
             target = dataclasses.replace(self.bench.target, costs=costs)
             bench = dataclasses.replace(self.bench, target=target)
             found.append(dataclasses.replace(pair, predicted=bench.predict(pair.case, self._most)))
@@ -356,19 +356,13 @@ def examine(
     """
     begun, tell = time.monotonic(), ProgressLine(sys.stderr)
     _show("This machine", machine.about())
-    device, room = _device_with_room(device)
+    device, limit = _device_with_room(device)
     keeper.begin({"minutes": seconds / 60, **device_visit.facts(device), **_versions()})
     try:
         tried = machine.settings() if configs is None else configs
-        end = begun + TRY_SHARE * seconds
-        if _try(device, room, tried, end, tell, isolate=isolate):
-            here = DoctorVisit(
-                bench=bench_of(device),
-                keeper=keeper,
-                tell=tell,
-                limit_bytes=room.limit_bytes,
-                end=begun + seconds,
-            )
+        if _try(device, limit, tried, begun + TRY_SHARE * seconds, tell, isolate=isolate):
+            bench, end = bench_of(device, Bench), begun + seconds
+            here = DoctorVisit(bench=bench, keeper=keeper, end=end, tell=tell, limit_bytes=limit)
             cases = machine.settings_for(device.type) if wanted is None else wanted
             _compare(here, cases, begun + (1 - OPERATOR_SHARE) * seconds)
     except KeyboardInterrupt:
@@ -378,25 +372,23 @@ def examine(
     tell("")
     took = time.monotonic() - begun
     runs = sum(kind is Kind.RUN for kind, _ in keeper.lines)
-    summary = {"seconds": took, "runs": runs}
-    keeper.add(Kind.VISIT, {"visit": keeper.visit, "summary": summary})
-    _show(
-        f"Record (after {format_seconds(took)})",
-        _about_record(keeper, home, is_card=device.type == "cuda"),
-    )
+    keeper.add(Kind.VISIT, {"visit": keeper.visit, "summary": {"seconds": took, "runs": runs}})
+    about = _about_record(keeper, home, is_card=device.type == "cuda")
+    _show(f"Record (after {format_seconds(took)})", about)
     return 0
 
 
-def _device_with_room(device: torch.device) -> tuple[torch.device, Room]:
-    """Return the device that can be examined, this one or the CPU, and say which limits hold."""
-    room = machine.room_on(device)
-    if room.why_not:
-        _show("", [f"{room.why_not}. What follows is about the processor."])
-        return CPU, Room()
-    if room.limit_bytes is not None:
-        limit = format_bytes(room.limit_bytes)
-        _show("", [f"This visit uses at most {limit} of {device}, and what CUDA itself takes."])
-    return device, room
+def _device_with_room(device: torch.device) -> tuple[torch.device, int | None]:
+    """Return the device that can be examined, this one or the CPU, and the limit that holds."""
+    try:
+        limit = machine.room_on(device)
+    except DeviceError as error:
+        _show("", [f"{error}. What follows is about the processor."])
+        return CPU, None
+    if limit is not None:
+        said = format_bytes(limit)
+        _show("", [f"This visit uses at most {said} of {device}, and what CUDA itself takes."])
+    return device, limit
 
 
 def _versions() -> dict[str, Any]:
@@ -411,7 +403,7 @@ def _versions() -> dict[str, Any]:
 
 def _try(
     device: torch.device,
-    room: Room,
+    limit_bytes: int | None,
     configs: Mapping[str, StepConfig],
     end: float,
     tell: ProgressLine,
@@ -428,43 +420,40 @@ def _try(
     def measure(workload: Workload, config: StepConfig, limit: int | None) -> StepResult:
         tell(f"trying {config}")
         left = min(max(end - time.monotonic(), 1.0), TRY_SECONDS)
-        return api.measure(
-            workload, config, device, repeats=1, warmup=0, memory_limit=limit or room.limit_bytes,
+        return api.measure_only(
+            workload, config, device, repeats=1, warmup=0, memory_limit=limit or limit_bytes,
             timeout_seconds=left, isolate=isolate,
         )  # fmt: skip
 
-    found: list[Try] = []
+    found: dict[str, str] = {}
     try:
         card = of_device(device) if device.type == "cuda" else None
-        for each in machine.tried(configs, device, card, measure):
+        for name, why_not in machine.tried(configs, device, card, measure):
             is_over = time.monotonic() > end
-            if not (is_over and each.why_not.startswith(Outcome.TIMED_OUT)):
-                found.append(each)
+            if not (is_over and why_not.startswith(Outcome.TIMED_OUT)):
+                found[name] = why_not
             if is_over:
                 break
     finally:  # also of Ctrl-C
         tell("")
         _show(f"Techniques on {device}", _about_tries(found, configs))
 
-    plain = next((each for each in found if each.name == machine.PLAIN), None)
-    if device.type == "cpu" or plain is None or not plain.why_not:
+    if device.type == "cpu" or not found.get(machine.PLAIN):
         return True
     _show("", [f"No step runs on {device}, so that nothing was measured; please send this text."])
     return False
 
 
-def _about_tries(found: Sequence[Try], configs: Mapping[str, StepConfig]) -> list[str]:
+def _about_tries(found: Mapping[str, str], configs: Mapping[str, StepConfig]) -> list[str]:
     """Return which techniques work, and of the others why not; the same reason once."""
-    works = "; ".join(each.name for each in found if not each.why_not) or "nothing"
     reasons: dict[str, list[str]] = {}
-    for each in found:
-        if each.why_not:
-            reasons.setdefault(each.why_not, []).append(each.name)
+    for name, why_not in found.items():
+        reasons.setdefault(why_not, []).append(name)
 
-    lines = [f"works: {works}"]
+    works = reasons.pop("", ["nothing"])
+    lines = [f"works: {'; '.join(works)}"]
     lines += [f"{'; '.join(names)}: {why_not}" for why_not, names in reasons.items()]
-    tried = {each.name for each in found}
-    if left := [name for name in configs if name not in tried]:
+    if left := [name for name in configs if name not in found]:
         lines.append(f"not tried, for want of time: {'; '.join(left)}")
     return lines
 
@@ -477,22 +466,21 @@ def _compare(here: DoctorVisit, cases: Sequence[Case], end: float) -> None:
         cases: the settings.
         end: of measuring, on the monotonic clock; what is left is for operators.
     """
-    pairs: list[SettingPair] = []
-    said: list[str] = []
+    is_card = here.bench.is_card
     try:
-        for each in dataclasses.replace(here, end=end).pairs(cases):
-            (said if isinstance(each, str) else pairs).append(each)  # type: ignore[arg-type]
+        dataclasses.replace(here, end=end).compare(cases)  # into the same lists
     finally:  # also of Ctrl-C
         here.tell("")
-        _show_pairs(pairs, said, is_card=here.bench.is_card)
+        _show_pairs(here.pairs, here.left_out, is_card=is_card)
 
-    is_card = here.bench.is_card
-    first = {pair.case.workload: pair.case for pair in reversed(pairs) if pair.is_compared}
-    every = [pair.case for pair in pairs if pair.is_compared]
-    here.operators(list(first.values()) if is_card else every)
-    if is_card:
-        compared = [pair for pair in pairs if pair.is_compared and pair.case in first.values()]
-        _show_again(compared, here.predicted_again(compared))
+    compared = [pair for pair in here.pairs if pair.is_compared]
+    if not is_card:
+        here.operators([pair.case for pair in compared])
+        return
+    first = {pair.case.workload: pair.case for pair in reversed(compared)}.values()
+    here.operators(list(first))
+    timed = [pair for pair in compared if pair.case in first]
+    _show_again(timed, here.predicted_again(timed))
 
 
 def _show_pairs(pairs: Sequence[SettingPair], said: Sequence[str], *, is_card: bool) -> None:

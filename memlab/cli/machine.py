@@ -1,13 +1,15 @@
 """What this machine has, in words, and how much of a card a visit may use."""
 
 import dataclasses
+import functools
 import importlib.util
 import itertools
 import os
 import platform
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from importlib import resources
 from typing import Any
 
 import torch
@@ -37,19 +39,6 @@ PROCESSOR = torch.device("cpu")
 SHARE = 0.5  # of what is free on a card: the other half is left to other programs
 MOST_BYTES = 4 * GIB  # more than any setting needs
 LEAST_BYTES = 256 * MIB  # with less, no setting would run
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Room:
-    """What a visit may use of its device.
-
-    Attributes:
-        limit_bytes: that PyTorch's allocator may reserve on a card; None on a CPU.
-        why_not: why nothing can be measured there; empty if it can.
-    """
-
-    limit_bytes: int | None = None
-    why_not: str = ""
 
 
 def device_here(name: str | None) -> torch.device:
@@ -133,85 +122,59 @@ def _about_card(device: torch.device) -> str:
     )
 
 
-def room_on(device: torch.device) -> Room:
-    """Return how much of a device may be used, so that other programs keep their memory."""
+def room_on(device: torch.device) -> int | None:
+    """Return the bytes that PyTorch may reserve on a card, half of what is free; None on a CPU.
+
+    Raises:
+        DeviceError: nothing can be measured there; says why.
+    """
     if device.type == "cpu":
-        return Room()
+        return None
     try:
         free, _ = torch.cuda.mem_get_info(device)
     except (RuntimeError, AssertionError) as error:
-        return Room(why_not=f"{device} does not answer ({_first_line(error)})")
+        raise DeviceError(f"{device} does not answer ({_first_line(error)})") from None
 
     limit = min(int(free * SHARE), MOST_BYTES)
     if limit < LEAST_BYTES:
-        return Room(
-            why_not=f"{device} has only {format_bytes(free)} free, the rest is in use by other "
-            f"programs; a visit uses half of what is free and needs {format_bytes(LEAST_BYTES)}"
+        raise DeviceError(
+            f"{device} has only {format_bytes(free)} free, the rest is in use by other programs; a "
+            f"visit uses half of what is free and needs {format_bytes(LEAST_BYTES)}"
         )
-    return Room(limit_bytes=limit)
+    return limit
 
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-# The settings that are predicted and measured side by side: about forty, each a second or
-# two.
+# The settings that are predicted and measured side by side: about forty, each a second or two.
 #
-# Four small models of torch alone, each in three sizes and with the techniques that change
-# what a step holds; a small GPT-2 where transformers is installed; some of them twice,
-# since what a device differs from itself no prediction can tell. The models for a card are
-# larger: a card takes the time of its launches for those of a CPU.
+# Each model is there in three sizes and with the techniques that change what a step holds; some of
+# them twice, since what a device differs from itself no prediction can tell.
 
-MIXED = {"precision": "bf16-mixed"}
-LIBRARY = "transformers"
+LIBRARY = "transformers"  # of the GPT-2
 Fields = dict[str, Any]
 
-MODELS: dict[str, dict[str, tuple[Fields, tuple[int, int, int]]]] = {
-    "cpu": {
-        "plain-transformer": ({"sequence_length": 32}, (2, 4, 8)),
-        "plain-convnet": ({"hidden_sizes": (16, 32, 64)}, (2, 4, 8)),
-        "plain-mlp": ({}, (16, 32, 64)),
-        "lstm-text": ({"hidden_size": 64, "sequence_length": 32}, (2, 4, 8)),
-    },
-    "cuda": {
-        "plain-transformer": (
-            {"num_layers": 6, "hidden_size": 512, "num_heads": 8, "sequence_length": 256},
-            (4, 8, 16),
-        ),
-        "plain-convnet": ({"image_size": 64, "hidden_sizes": (64, 128, 256)}, (16, 32, 64)),
-        "plain-mlp": ({"input_size": 1024, "hidden_size": 4096}, (256, 512, 1024)),
-        "lstm-text": ({"hidden_size": 512, "chunk_length": 128}, (16, 32, 64)),
-    },
-}
-GPT: dict[str, tuple[Fields, tuple[int, int, int]]] = {
-    "cpu": ({"num_layers": 2, "sequence_length": 32}, (2, 4, 8)),
-    "cuda": ({}, (8, 16, 32)),
-}
-# what only some models have: a head over many tokens, channels, a ReLU
-ONLY: dict[str, Fields] = {
-    "plain-transformer": {"loss_chunks": 4},
-    "plain-convnet": {"channels_last": True},
-    "plain-mlp": {"inplace": True},
-}
-ON_A_CARD: tuple[Fields, ...] = (
-    {"precision": "fp16-mixed"},
-    {"precision": "tf32"},
-    {"offload_activations": True},
-)
+
+@functools.cache
+def data() -> Fields:
+    """Return what `doctor.toml` holds."""
+    text = resources.files(__package__).joinpath("doctor.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
 
 
 def settings_for(kind: str) -> list[Case]:
     """Return the settings for a kind of device ("cpu", "cuda"), in order of value."""
-    models = [_model(name, options, sizes, kind) for name, (options, sizes) in MODELS[kind].items()]
+    models = [_of_model(name, kind, given) for name, given in data()["models"][kind].items()]
     # the first of every model before the second of any: what is cut short has a little of each
     longest = max(map(len, models))
     rounds = [[model[i] for model in models if i < len(model)] for i in range(longest)]
     again = [dataclasses.replace(case, group="again") for case in rounds[0]]
     found = [*rounds[0], *rounds[1], *again, *itertools.chain(*rounds[2:])]
     if has_transformers():
-        options, sizes = GPT[kind]
-        found += _model("gpt-small", options, sizes, kind)[:3]
+        for name, given in data()["gpt"][kind].items():
+            found += _of_model(name, kind, given)[:3]
     return found
 
 
@@ -220,74 +183,51 @@ def has_transformers() -> bool:
     return importlib.util.find_spec(LIBRARY) is not None
 
 
-def _model(name: str, options: Fields, sizes: Sequence[int], kind: str) -> list[Case]:
-    low, middle, high = [dict[str, Any](batch_size=size) for size in sizes]
-    every: list[Fields] = [
-        middle,
-        middle | MIXED,
-        high,
-        middle | {"memory_budget": 0.5},
-        middle | {"optimizer": "sgd"},
-        high | {"accumulation_steps": 3},
-    ]
-    if kind == "cuda":
-        every += [middle | fields for fields in ON_A_CARD]
-    else:
-        every += [middle | {"optimizer_in_backward": True}, low]
-    if name in ONLY:
-        every.append(middle | ONLY[name])
-    return [Case(workload=name, options=options, config=StepConfig(**fields)) for fields in every]
+def _of_model(name: str, kind: str, given: Fields) -> list[Case]:
+    settings, options = data()["settings"], _options(given)
+    sizes = options.pop("sizes")
+    cases = []
+    for fields in (*settings["all"], *settings[kind], *settings.get(name, ())):
+        rest = {field: value for field, value in fields.items() if field != "size"}
+        config = StepConfig(batch_size=sizes[fields["size"]], **rest)
+        cases.append(Case(workload=name, options=options, config=config))
+    return cases
 
 
-# Which techniques work on a device: what memlab refuses there by itself, and a tiny step of
-# each.
+def _options(given: Fields) -> Fields:
+    """Return options with tuples for lists, as the zoo and the keys of records have them."""
+    return {n: tuple(value) if isinstance(value, list) else value for n, value in given.items()}
+
+
+# Which techniques work on a device: what memlab refuses there by itself, and a tiny step of each.
 #
-# The step runs in a worker, so that a technique that crashes ends no more than that.
-# Compiled steps come last, since they take longer than all others together.
+# The step runs in a worker, so that a technique that crashes ends no more than that. Compiled steps
+# come last, since they take longer than all others together.
 
 BATCH_SIZE = 4
-PLAIN = "the plain step"
-TINY_TEXT = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "sequence_length": 16}
-TINY_IMAGES = {"image_size": 16, "hidden_sizes": (16, 32)}
+PLAIN, RECOVERY = "the plain step", "an out-of-memory and the step after it"
 FOR_IMAGES = ("channels_last", "inplace")
-# formats that need a kind of card, beside the examples of EVERY. Left out: adamw-8bit, since its
-# package may look for kernels on the net when it is imported
-MORE: dict[str, Mapping[str, Any]] = {
-    "tf32": {"precision": "tf32"},
-    "fp8-mixed": {"precision": "fp8-mixed"},
-}
 LIMIT_BYTES = 1000  # less than any model
 
 Measure = Callable[[Workload, StepConfig, int | None], StepResult]
 """Measures one step, given a memory limit in bytes or None."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Try:
-    """A technique that was tried.
-
-    Attributes:
-        name: as docs/combinations.md shows it.
-        why_not: why it does not work here; empty if it does.
-    """
-
-    name: str
-    why_not: str = ""
-
-
 def settings() -> dict[str, StepConfig]:
     """Return the settings to try, by name: the plain step first, compiled ones last."""
     found = {PLAIN: StepConfig(batch_size=BATCH_SIZE)}
     examples = {name: fields for t in EVERY for name, fields in t.examples.items()}
-    for name, fields in (examples | MORE).items():
+    for name, fields in (examples | data()["formats"]).items():
         found[name] = StepConfig(**{"batch_size": BATCH_SIZE, **fields})
     return dict(sorted(found.items(), key=lambda item: is_compiled(item[1])))
 
 
 def tried(
     configs: Mapping[str, StepConfig], device: torch.device, card: Card | None, measure: Measure
-) -> Iterator[Try]:
-    """Yield whether out of memory ends well on a device, then what each of these settings does.
+) -> Iterator[tuple[str, str]]:
+    """Yield each setting by name, with why it does not work on a device; "" if it does.
+
+    The first is whether running out of memory ends well.
 
     Args:
         configs: as of `settings`.
@@ -295,33 +235,28 @@ def tried(
         card: the card that it is, if it is one.
         measure: runs a step.
     """
-    yield _out_of_memory(measure)
+    yield RECOVERY, _out_of_memory(measure)
     for name, config in configs.items():
-        asked = Setup(config=config, device=device, card=card)
-        refused = next(iter(refusals(asked)), None)
-        if refused is not None:
-            yield Try(name=name, why_not=str(refused))
-            continue
+        refused = next(iter(refusals(Setup(config=config, device=device, card=card))), None)
+        yield name, _why_not(config, measure) if refused is None else str(refused)
 
-        result = measure(_workload(config), config, None)
-        is_ok = result.outcome is Outcome.OK
-        yield Try(name=name, why_not="" if is_ok else f"{result.outcome}: {result.message}")
+
+def _why_not(config: StepConfig, measure: Measure) -> str:
+    result = measure(_workload(config), config, None)
+    return "" if result.outcome is Outcome.OK else f"{result.outcome}: {result.message}"
 
 
 def _workload(config: StepConfig) -> Workload:
     default = StepConfig()
-    if any(getattr(config, name) != getattr(default, name) for name in FOR_IMAGES):
-        return workloads.get("plain-convnet", **TINY_IMAGES)
-    return workloads.get("plain-transformer", **TINY_TEXT)
+    is_of_images = any(getattr(config, name) != getattr(default, name) for name in FOR_IMAGES)
+    name = "plain-convnet" if is_of_images else "plain-transformer"
+    return workloads.get(name, **_options(data()["tiny"][name]))
 
 
-def _out_of_memory(measure: Measure) -> Try:
-    """Return whether a step that has too little memory ends as such, and the next one runs."""
-    name, config = "an out-of-memory and the step after it", settings()[PLAIN]
+def _out_of_memory(measure: Measure) -> str:
+    """Return why a step that has too little memory does not end as such, or the next not run."""
+    config = settings()[PLAIN]
     over = measure(_workload(config), config, LIMIT_BYTES)
     if over.outcome is not Outcome.OUT_OF_MEMORY:
-        return Try(name=name, why_not=f"{over.outcome} under a limit of {LIMIT_BYTES} bytes")
-    after = measure(_workload(config), config, None)
-    if after.outcome is not Outcome.OK:
-        return Try(name=name, why_not=f"{after.outcome}: {after.message}")
-    return Try(name=name)
+        return f"{over.outcome} under a limit of {LIMIT_BYTES} bytes"
+    return _why_not(config, measure)

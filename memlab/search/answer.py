@@ -554,7 +554,7 @@ def other_limits(
         return
     best = min(fitting, key=lambda one: one.step_seconds or float("inf"))
     is_card = searches[0].target.kind == "cuda"
-    cards = {card.usable_bytes: card.name for card in TABLE if is_card}
+    cards = {card.usable_bytes: card.name for card in every_card() if is_card}
     sizes = sorted(cards)
     if not sizes or limit_bytes < sizes[0]:
         sizes = [limit_bytes // 4, limit_bytes // 2, 2 * limit_bytes]

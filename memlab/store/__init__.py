@@ -3,6 +3,6 @@
 - `database.py`: one SQLite file, whose rows are runs. Start here. `keeping.py` writes them before
   they are shown, `frames.py` shows them as tables, `identity.py` says which steps are the same.
 - `records.py`: measurements of real devices as lines of JSON, in `data/`; `recorded.py` shows them
-  on machines without these devices; `from_records.py` copies them into the store.
+  on machines without these devices.
 - `compare.py`: `memlab.compare`.
 """

@@ -15,17 +15,9 @@ from memlab import StepConfig, StepResult, VerifyReport
 from memlab.__main__ import main
 from memlab._util.units import MIB
 from memlab.cli import commands, doctor
-from memlab.cli import group as shipped
-from memlab.cli.group import memlab as group
-from memlab.cli.options import (
-    FIELDS,
-    AskedModel,
-    ExitCode,
-    code_of,
-    config_of,
-    lists_of,
-    workload_of,
-)
+from memlab.cli.commands import FIELDS, ExitCode, code_of, config_of, lists_of
+from memlab.cli.commands import memlab as group
+from memlab.cli.models import AskedModel, workload_of
 from memlab.config import PRESET_POLICIES, Optimizer, allowed_value
 from memlab.result import Judgement
 from memlab.search.answer import Recommendation, Recommendations
@@ -542,7 +534,7 @@ def test_notebooks_are_run_by_their_own_runner(status, code, monkeypatch, tmp_pa
     def runner(path):
         return {"main": lambda options: given.append((path, options)) or status}
 
-    monkeypatch.setattr(shipped.runpy, "run_path", runner)
+    monkeypatch.setattr(commands.runpy, "run_path", runner)
     done = run("notebooks", "00", "--run", "--quick", "--device", "cpu", "--out", tmp_path)
     assert done.exit_code == code
     ((path, options),) = given

@@ -85,21 +85,20 @@ def test_a_machine_without_a_card_says_why():
 
 @pytest.fixture
 def occupied(monkeypatch):
-    """Return a function that sets how much of a card is free."""
+    """Return a function that sets how much of a card is free, and returns the card."""
 
     def set_free(free):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 24 * GIB))
-        return machine.room_on(torch.device("cuda", 0))
+        return torch.device("cuda", 0)
 
     return set_free
 
 
 def test_half_of_what_is_free_on_a_card_is_left_to_others(occupied):
-    assert occupied(20 * GIB).limit_bytes == machine.MOST_BYTES
-    assert occupied(2 * GIB).limit_bytes == GIB
-    full = occupied(300 * MIB)
-    assert full.limit_bytes is None
-    assert "cuda:0 has only 300 MiB free" in full.why_not
+    assert machine.room_on(occupied(20 * GIB)) == machine.MOST_BYTES
+    assert machine.room_on(occupied(2 * GIB)) == GIB
+    with pytest.raises(DeviceError, match="cuda:0 has only 300 MiB free"):
+        machine.room_on(occupied(300 * MIB))
 
 
 def test_a_driver_that_does_not_answer_is_a_sentence(monkeypatch):
@@ -107,8 +106,8 @@ def test_a_driver_that_does_not_answer_is_a_sentence(monkeypatch):
         raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA.")
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", fail)
-    found = machine.room_on(torch.device("cuda", 0))
-    assert found.why_not == "cuda:0 does not answer (CUDA error: out of memory)"
+    with pytest.raises(DeviceError, match=r"cuda:0 does not answer \(CUDA error: out of memory\)$"):
+        machine.room_on(torch.device("cuda", 0))
 
 
 def test_a_record_is_added_to_where_it_is_of_the_same_device(tmp_path):
@@ -246,7 +245,7 @@ def test_about_forty_settings_of_models_that_need_torch_alone(monkeypatch, kind)
     monkeypatch.setattr(machine, "has_transformers", lambda: False)
     found = machine.settings_for(kind)
     assert 38 <= len(found) <= 44
-    assert {case.workload for case in found[:4]} == set(machine.MODELS[kind])
+    assert {case.workload for case in found[:4]} == set(machine.data()["models"][kind])
     assert not any(is_compiled(case.config) for case in found)
     keys = [case.key("") for case in found]
     assert len(set(keys)) == len(keys)
@@ -263,9 +262,9 @@ def test_about_forty_settings_of_models_that_need_torch_alone(monkeypatch, kind)
 def test_models_of_the_settings_train_without_any_other_package(monkeypatch, kind):
     for name in ("transformers", "sklearn", "ipywidgets", "matplotlib", "pandas"):
         monkeypatch.setitem(sys.modules, name, None)
-    for name, (options, _) in machine.MODELS[kind].items():
-        small = options | ({"hidden_size": 64} if "hidden_size" in options else {})
-        workload = memlab.workloads.get(name, **small)
+    for case in machine.settings_for(kind)[:4]:
+        small = {"hidden_size": 64} if "hidden_size" in case.options else {}
+        workload = memlab.workloads.get(case.workload, **case.options | small)
         loss = workload.compute_loss(workload.build_model(), workload.make_batch(2))
         loss.backward()
         assert loss.isfinite()
@@ -284,7 +283,7 @@ def test_every_technique_is_tried_or_refused_in_its_own_words():
     configs = machine.settings()
     assert next(iter(configs)) == "the plain step"
     assert [is_compiled(config) for config in configs.values()][-2:] == [True, True]
-    found = {each.name: each.why_not for each in machine.tried(configs, CPU, None, measure)}
+    found = dict(machine.tried(configs, CPU, None, measure))
     assert found.keys() - configs.keys() == {"an out-of-memory and the step after it"}
     assert configs.keys() <= found.keys()
     assert found["fp16-mixed"] == "crashed: SIGSEGV"
@@ -301,8 +300,7 @@ def test_formats_that_a_card_lacks_are_refused_by_its_name():
         config, outcome="out_of_memory" if limit else "ok"
     )
     cuda = torch.device("cuda", 0)
-    found = {each.name: each.why_not for each in
-             machine.tried(machine.settings(), cuda, card("t4"), fine)}  # fmt: skip
+    found = dict(machine.tried(machine.settings(), cuda, card("t4"), fine))
     assert "T4" in found["tf32"]
     assert found["offload activations"] == ""
 
@@ -310,8 +308,8 @@ def test_formats_that_a_card_lacks_are_refused_by_its_name():
 def test_running_out_of_memory_that_ends_otherwise_is_said():
     for outcomes, said in ((["ok"], "ok under a limit"), (["out_of_memory", "crashed"], "crashed")):
         left = iter(outcomes)
-        found = next(machine.tried({}, CPU, None, lambda *_: result(outcome=next(left))))  # noqa: B023
-        assert said in found.why_not
+        _, why = next(machine.tried({}, CPU, None, lambda *_: result(outcome=next(left))))  # noqa: B023
+        assert said in why
 
 
 def visit_of(monkeypatch, end, limit=None, peak=7, outcome="ok"):
@@ -323,38 +321,39 @@ def visit_of(monkeypatch, end, limit=None, peak=7, outcome="ok"):
     )
     here = DoctorVisit(bench=bench, keeper=RecordKeeper(None), end=end, tell=lambda text: None,
                        limit_bytes=limit)  # fmt: skip
-    return here, list(here.pairs(machine.settings_for("cpu")[:3]))
+    here.compare(machine.settings_for("cpu")[:3])
+    return here
 
 
 def test_a_step_that_would_take_what_others_need_is_left_out(monkeypatch):
-    here, found = visit_of(monkeypatch, float("inf"), limit=GIB, peak=2 * GIB)
-    assert len(found) == 3
-    assert all("uses at most 1.00 GiB of the card" in said for said in found)
-    assert here.keeper.lines == []
+    here = visit_of(monkeypatch, float("inf"), limit=GIB, peak=2 * GIB)
+    assert len(here.left_out) == 3
+    assert all("uses at most 1.00 GiB of the card" in said for said in here.left_out)
+    assert (here.pairs, here.keeper.lines) == ([], [])
 
 
 def test_what_there_is_no_time_for_is_said(monkeypatch):
-    here, found = visit_of(monkeypatch, 0.0)
-    assert found == ["3 of 3 settings were left out: time was over."]
-    here, found = visit_of(monkeypatch, float("inf"))
-    assert [each.is_compared for each in found] == [True] * 3
+    assert visit_of(monkeypatch, 0.0).left_out == ["3 of 3 settings were left out: time was over."]
+    here = visit_of(monkeypatch, float("inf"))
+    assert [each.is_compared for each in here.pairs] == [True] * 3
+    assert here.left_out == []
     assert [kind for kind, _ in here.keeper.lines] == ["run"] * 3
     assert json.dumps(here.keeper.lines[0][1])
 
 
 def test_a_card_that_stops_answering_ends_the_visit_and_says_so(monkeypatch):
     monkeypatch.setattr(device_visit, "is_broken", lambda device: True)
-    _, found = visit_of(monkeypatch, float("inf"), outcome="failed")
-    assert len(found) == 2
-    assert "does not answer this process any more" in found[1]
-    assert found[0].why_not.startswith("measured, failed")
+    here = visit_of(monkeypatch, float("inf"), outcome="failed")
+    (said,), (pair,) = here.left_out, here.pairs
+    assert "does not answer this process any more" in said
+    assert pair.why_not.startswith("measured, failed")
 
 
 @pytest.fixture
 def measured(monkeypatch):
     """Return a function that examines a device, with results that are made up."""
     monkeypatch.setattr(Bench, "predict", lambda self, case, seconds: result(case.config))
-    monkeypatch.setattr(doctor, "bench_of", lambda device: Bench(device=device, target=None))
+    monkeypatch.setattr(doctor, "bench_of", lambda device, kind: kind(device=device, target=None))
     monkeypatch.setattr(DoctorVisit, "operators", lambda self, cases: None)
 
     def examine(path, measure, device=CPU, home=None):
@@ -364,7 +363,7 @@ def measured(monkeypatch):
         home = home or path.parent
         return doctor.examine(device, keeper, home, seconds=100, wanted=cases, configs={})
 
-    monkeypatch.setattr(doctor.api, "measure", lambda *_, **__: result(outcome="failed"))
+    monkeypatch.setattr(doctor.api, "measure_only", lambda *_, **__: result(outcome="failed"))
     return examine
 
 
@@ -470,11 +469,11 @@ def test_a_card_on_which_a_worker_cannot_run_a_step_is_not_used_by_this_process(
     monkeypatch, kind, capsys
 ):
     crashed = result(outcome="crashed", message="SIGSEGV in forward")
-    monkeypatch.setattr(doctor.api, "measure", lambda *_, **__: crashed)
+    monkeypatch.setattr(doctor.api, "measure_only", lambda *_, **__: crashed)
     monkeypatch.setattr(doctor, "of_device", lambda device: card("t4"))
     configs = {machine.PLAIN: StepConfig(), "adafactor": StepConfig(optimizer="adafactor")}
     goes_on = doctor._try(
-        torch.device(kind), machine.Room(), configs, float("inf"), lambda text: None, isolate=True
+        torch.device(kind), None, configs, float("inf"), lambda text: None, isolate=True
     )
     assert goes_on == (kind == "cpu")  # there each step has a worker of its own
     said = capsys.readouterr().out
@@ -484,7 +483,6 @@ def test_a_card_on_which_a_worker_cannot_run_a_step_is_not_used_by_this_process(
 
 def test_what_there_was_no_time_to_try_is_said():
     configs = {name: StepConfig() for name in ("a", "b")}
-    found = [machine.Try(name="a")]
-    assert doctor._about_tries(found, configs) == [
+    assert doctor._about_tries({"a": ""}, configs) == [
         "works: a", "not tried, for want of time: b",
     ]  # fmt: skip

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import memlab
-from memlab.search.compare_batches import Fit, Pair
+from memlab.search.largest_batch import LargestBatch
 from tests import ROOT
 from tests.store_parts import a_result
 
@@ -99,11 +99,9 @@ BEGIN_OTHERWISE = {
 )
 def test_a_step_that_is_not_ok_ends_a_notebook_with_its_sentence(path, monkeypatch):
     late = a_result(**LATE)
-    fit = Fit(predicted=late, measured=late, is_capped=False)
-    pair = Pair(limit_bytes=1, baseline=fit, optimized=fit)
     for name in ("predict", "measure"):
         monkeypatch.setattr(memlab, name, lambda *_, **__: late)
-    monkeypatch.setattr(memlab, "compare_recompute", lambda *_, **__: pair)
+    monkeypatch.setattr(memlab, "largest_batch", lambda *_, **__: LargestBatch.of(late, 1))
     monkeypatch.setattr(memlab, "ladder", lambda *_, **__: [late])
     monkeypatch.setattr(memlab, "panel", lambda *_, **__: SimpleNamespace(run=lambda: late))
     code = "\n".join(map(source_of, code_cells(path)))

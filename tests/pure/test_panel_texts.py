@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from memlab import Outcome, StepConfig
-from memlab._panel import app, controls, outlook, state, texts
+from memlab._panel import app, controls, outlook, state, style, texts
 from memlab._panel.page import Page
 from memlab._panel.runs import Run, RunLog
 from memlab._panel.table import table_html
@@ -279,6 +279,23 @@ def test_what_stands_before_the_first_forward_is_said_to_be_beyond_help():
     said = outlook.advice_line(run.result, [run], 629).text
     assert said.startswith("630 B are held before the first forward")
     assert outlook.advice_line(run.result, [run], 630).remedy[0] == "try budget 0.5"
+
+
+def test_the_stylesheet_touches_nothing_outside_of_the_panel():
+    rules = re.sub(r"/\*.*?\*/|@container [^{]*", "", style.CSS, flags=re.S)
+    found = (each.strip() for each in re.findall(r"([^{}]+)\{", rules))
+    selectors = [each for each in found if each]
+    own = re.compile(r"(\[data-jp-theme-light=\"false\"\] )?\.memlab-panel\b")
+    others = [each for each in selectors if not all(map(own.match, re.split(r",\s*", each)))]
+    assert others == [".jp-OutputArea:has(.memlab-panel) .jp-OutputArea-child:has(.memlab-still)"]
+    assert len(selectors) > 100
+
+
+def test_the_script_runs_once_and_ends_nothing_else_of_the_page():
+    assert style.SCRIPT.startswith("<script>(() => {\n  if (window.memlabAccess) return;")
+    assert style.SCRIPT.endswith("})();</script>")
+    assert style.SCRIPT.count("</script") == 1
+    assert "</style" not in style.CSS
 
 
 def test_every_control_has_a_row_in_the_help_and_a_tooltip_that_leads_there():

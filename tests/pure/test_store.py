@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import memlab
 from memlab import MemlabError, StepConfig
 from memlab.errors import StoreError
-from memlab.store import database, from_records
+from memlab.store import database
 from memlab.store.database import (
     FILE,
     MIGRATIONS,
@@ -30,9 +30,7 @@ from memlab.store.database import (
     store_path,
     writing,
 )
-from memlab.store.from_records import store_records
 from memlab.store.keeping import kept, write
-from memlab.store.recorded import FOLDER, read_record
 from tests.store_parts import Forked, a_result, a_run
 
 
@@ -402,44 +400,3 @@ def test_a_process_that_is_killed_while_it_writes_leaves_whole_rows(path, second
     assert write(a_run(), path) is None
     with reading(path) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-
-
-# records of devices
-
-
-def test_records_are_copied_once_and_stay_lines(path):
-    record = read_record(FOLDER / "amd-epyc.jsonl")
-    before = (FOLDER / "amd-epyc.jsonl").read_bytes()
-    assert store_records([record], path=path) == len(record.runs)
-    assert store_records([record], path=path) == 0
-    frame = memlab.results(path=path, source="recorded")
-    assert len(frame) == len(record.runs)
-    assert set(frame["device"]) == {"amd-epyc, recorded"}
-    assert (FOLDER / "amd-epyc.jsonl").read_bytes() == before
-
-
-def test_others_write_while_records_are_packed(path, monkeypatch):
-    record = read_record(FOLDER / "amd-epyc.jsonl")
-    before = from_records.row_of
-
-    def write_another(run):
-        assert write(a_run(), path, wait_seconds=0.0) is None  # the store is not locked
-        return before(run)
-
-    monkeypatch.setattr(from_records, "row_of", write_another)
-    assert store_records([record], path=path) == len(record.runs)
-    assert len(memlab.results(path=path)) == 2 * len(record.runs)
-
-
-def test_records_that_another_process_copies_meanwhile_are_there_once(path, monkeypatch):
-    record = read_record(FOLDER / "amd-epyc.jsonl")
-    packed = from_records.row_of
-
-    def copied_by_another(run):
-        monkeypatch.setattr(from_records, "row_of", packed)
-        assert store_records([record], path=path) == len(record.runs)
-        return packed(run)
-
-    monkeypatch.setattr(from_records, "row_of", copied_by_another)
-    assert store_records([record], path=path) == 0
-    assert len(memlab.results(path=path)) == len(record.runs)

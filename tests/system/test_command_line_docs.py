@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from memlab.cli.group import memlab as group
+from memlab.cli.commands import memlab as group
 from memlab.store.compare import MEMORY_TOLERANCE, TIME_TOLERANCE
 from tests import ROOT
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import memlab
 from memlab import StepResult
 from memlab.__main__ import main
-from memlab.cli.group import memlab as group
+from memlab.cli.commands import memlab as group
 from tests import ROOT
 
 MINE = """

@@ -11,6 +11,7 @@ from memlab._util.units import GIB, KIB
 from memlab.cli import device_visit, doctor, machine
 from memlab.cli.device_visit import Case
 from memlab.cli.doctor import RecordKeeper
+from memlab.errors import DeviceError
 from memlab.store import recorded
 from memlab.store.recorded import read_record
 from memlab.store.records import Kind
@@ -126,7 +127,8 @@ def test_a_card_that_an_error_has_broken_is_noticed(monkeypatch):
         assert not device_visit.is_broken(device)
         cuda.broken = RuntimeError("CUDA error: device-side assert triggered")
         assert device_visit.is_broken(device)
-        assert "does not answer (CUDA error: device-side" in machine.room_on(device).why_not
+        with pytest.raises(DeviceError, match=r"does not answer \(CUDA error: device-side"):
+            machine.room_on(device)
 
 
 def test_what_is_replayed_is_as_documented(monkeypatch):
@@ -156,7 +158,9 @@ def test_what_is_replayed_is_as_documented(monkeypatch):
 
 
 @pytest.mark.slow
-def test_doctor_on_this_cpu_over_two_settings(tmp_path, capsys):
+def test_doctor_on_this_cpu_over_two_settings(tmp_path, capsys, monkeypatch):
+    store = tmp_path / "own.sqlite3"
+    monkeypatch.setenv("MEMLAB_STORE", str(store))
     path = tmp_path / "mine.jsonl"
     plain = {"the plain step": StepConfig(batch_size=4)}
     wanted = [transformer(4), transformer(2)]
@@ -165,6 +169,7 @@ def test_doctor_on_this_cpu_over_two_settings(tmp_path, capsys):
         device, RecordKeeper(path), tmp_path, seconds=600, wanted=wanted, configs=plain
     )
     assert status == 0
+    assert not store.exists()  # it writes its record and nothing else
     said = capsys.readouterr().out
     assert "works: an out-of-memory and the step after it; the plain step" in said
     assert "allocated         2           0 %" in said

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks.gpu_suite import __main__ as suite
-from benchmarks.gpu_suite import card, cases, tasks, visit
+from benchmarks.gpu_suite import bench, card, cases, tasks, visit
 from memlab import Outcome, StepConfig
 from memlab._util.units import GIB
 from memlab.cli import device_visit
@@ -186,10 +186,10 @@ def test_the_way_of_a_card_with_a_cpu_in_its_place(monkeypatch, tmp_path):
     build = Gpt.build
     monkeypatch.setattr(Gpt, "build", lambda spec: built.append(spec) or build(spec))
     monkeypatch.setattr(device_visit.Bench, "is_card", property(lambda self: True))
-    monkeypatch.setattr(device_visit, "alike", copy.deepcopy)  # on a CPU memory must not be shared
+    monkeypatch.setattr(bench, "alike", copy.deepcopy)  # on a CPU memory must not be shared
     monkeypatch.setattr(device_visit, "used_bytes", lambda device: 3 * GIB)
-    here = device_visit.Bench(device=device_visit.CPU, target=resolve("t4"), at_start_bytes=GIB)
-    monkeypatch.setattr(device_visit, "bench_of", lambda device: here)
+    here = bench.SuiteBench(device=device_visit.CPU, target=resolve("t4"), at_start_bytes=GIB)
+    monkeypatch.setattr(device_visit, "bench_of", lambda device, kind: here)
     half = {"memory_budget": 0.5}
     wanted = [tiny(), tiny(batch_size=3), tiny(Kind.OPERATORS), tiny(Kind.VERIFY, **half)]
     assert visited(monkeypatch, tmp_path, [*wanted, tiny(**half)]) == 0
@@ -232,8 +232,8 @@ def test_what_cannot_be_prepared_is_recorded_and_the_next_case_follows(monkeypat
             raise WorkloadError("this workload needs transformers, which is not installed")
         return plain(self, case)
 
-    plain = device_visit.Bench.arguments_of
-    monkeypatch.setattr(device_visit.Bench, "arguments_of", missing)
+    plain = bench.SuiteBench.arguments_of
+    monkeypatch.setattr(bench.SuiteBench, "arguments_of", missing)
     wanted = [tiny(batch_size=3), tiny(Kind.VERIFY, batch_size=3), tiny()]
     assert visited(monkeypatch, tmp_path, wanted) == 0
     assert outcomes(tmp_path) == ["failed", "ok"]
@@ -241,8 +241,8 @@ def test_what_cannot_be_prepared_is_recorded_and_the_next_case_follows(monkeypat
     assert "transformers" in lines.of(Kind.RUN)[0]["result"]["message"]
     (verified,) = lines.of(Kind.VERIFY)
     assert (verified["outcome"], "transformers" in verified["message"]) == ("failed", True)
-    never = device_visit.Bench(device=device_visit.CPU, target=resolve("cpu"))
-    never.asked[device_visit.need(tiny(Kind.OPERATORS))] = Future()
+    never = bench.SuiteBench(device=device_visit.CPU, target=resolve("cpu"))
+    never.asked[bench.need(tiny(Kind.OPERATORS))] = Future()
     line = tasks.carry_out(never, tiny(Kind.OPERATORS), "v", 0.01)
     assert line["outcome"] == "timed_out"
 
@@ -304,7 +304,7 @@ def test_a_broken_card_is_left_to_a_new_process(monkeypatch, tmp_path):
 
 def test_a_model_that_was_built_once_gives_new_ones_over_the_same_memory():
     model = Gpt(**TINY).build()  # its embedding and its head are one parameter
-    copy = device_visit.alike(model)
+    copy = bench.alike(model)
     assert copy is not model
     pairs = list(zip(model.named_parameters(), copy.named_parameters(), strict=True))
     assert all(a[0] == b[0] and a[1] is not b[1] for a, b in pairs)

@@ -11,7 +11,7 @@ from memlab._panel import questions, state
 from memlab.errors import ConfigError
 from memlab.prediction.interpolation import interpolated
 from memlab.result import CountedPeak, Source
-from memlab.search import compare_batches
+from memlab.search.largest_batch import LargestSearch
 from tests.figure_parts import texts_of
 from tests.models import blocks
 from tests.panel_parts import PATIENCE_SECONDS, find, make_result, until
@@ -287,9 +287,7 @@ def test_an_interpolated_result_forgets_the_limit_of_another_batch(base):
 @pytest.mark.slow
 def test_the_largest_batch_is_one_that_predict_says_fits_for_sure():
     limit = 250 * MIB
-    found = compare_batches._Search(WORKLOAD, limit, "h200", 4096).largest(
-        StepConfig(batch_size=1), 2
-    )
+    found = LargestSearch(WORKLOAD, limit, "h200", 4096).largest(StepConfig(batch_size=1), 2)
     assert (found.fits, found.close_to_limit) == (True, False)
     config = replace(found.config, batch_size=found.config.batch_size + 1)
     more = memlab.predict(WORKLOAD, config, "h200", memory_limit=limit)
