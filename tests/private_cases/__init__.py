@@ -4,7 +4,6 @@ Nothing of memlab is imported, so that this runs where a new PyTorch has moved w
 """
 
 from tests.private_cases import (
-    checkpoints,
     compiler,
     dispatch,
     fakes,
@@ -16,6 +15,6 @@ from tests.private_cases import (
 from tests.private_cases.parts import CASES, MAY_BE_MISSING, at
 
 __all__ = [
-    "CASES", "MAY_BE_MISSING", "at", "checkpoints", "compiler", "dispatch", "fakes", "modules",
-    "python_device", "ranks", "tensors",
+    "CASES", "MAY_BE_MISSING", "at", "compiler", "dispatch", "fakes", "modules", "python_device",
+    "ranks", "tensors",
 ]  # fmt: skip

@@ -8,8 +8,7 @@ memlab depends on where PyTorch keeps them. Names that PyTorch's users know (`Fa
 - `tensors.py`: tensors, storages and modules; operators and their kernels; what the dispatcher
   passes through; fake tensors; autograd's nodes, and the profiler's events; settings of CUDA's
   caching allocator.
-- `ranks.py`: a process group without other processes; `checkpoints.py`: where a checkpoint holds a
-  tensor.
+- `ranks.py`: a process group without other processes.
 - `python_device.py`: the device for backends written in Python, and what is replaced for it.
 - `compiler.py`: TorchDynamo and the partitioner, imported when they are first asked for.
 - `process.py`: switches and caches that PyTorch keeps for a whole process.
