@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import pickle
 import random
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 
 Autocast = tuple[str, torch.dtype, bool, bool]  # arguments of torch.autocast
+MT19937_BYTES = 4 * 624 + 4  # its key and its position, numpy/random/src/mt19937/mt19937.h
 
 
 def set_seed(seed: int) -> None:
@@ -35,19 +35,33 @@ def bytes_of(state: torch.Tensor) -> bytes:
     return ctypes.string_at(state.data_ptr(), state.numel())
 
 
-def states_in_python() -> bytes:
-    """Return the states of the generators of Python and NumPy, to be compared or set again."""
-    return pickle.dumps((random.getstate(), np.random.get_state(legacy=False)))
+def states_in_python() -> tuple[Any, Any]:
+    """Return the states of the generators of Python and NumPy."""
+    return random.getstate(), np.random.get_state(legacy=False)
 
 
-def set_random(states: dict[torch.device, bytes], in_python: bytes | None) -> None:
+def marks_of_draws() -> tuple[Any, ...]:
+    """Return a value that changes with every draw of NumPy's or Python's generator; fast.
+
+    But for the second of two normal numbers of NumPy, which were drawn together.
+    """
+    _, words, gauss = random.getstate()
+    source = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    if isinstance(source, np.random.MT19937):
+        numpy: Any = ctypes.string_at(source.ctypes.state_address, MT19937_BYTES)
+    else:
+        numpy = repr(source.state)
+
+    return words[0], words[-1], gauss, numpy
+
+
+def set_random(states: dict[torch.device, bytes], in_python: Any) -> None:
     """Set the generators of torch, and those of Python and NumPy if they are given."""
     for device, state in states.items():
         _of_device(device).set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
     if in_python is not None:
-        of_random, of_numpy = pickle.loads(in_python)
-        random.setstate(of_random)
-        np.random.set_state(of_numpy)
+        random.setstate(in_python[0])
+        np.random.set_state(in_python[1])
 
 
 def autocast_of(devices: Iterable[torch.device]) -> list[Autocast]:

@@ -31,7 +31,7 @@ from memlab.runtime.verify_report import VerifyReport
 from memlab.techniques import every
 from memlab.techniques.checkpointing.places import Reachable, is_same
 from memlab.techniques.checkpointing.recompute import of_a_model_off
-from memlab.techniques.checkpointing.state import put
+from memlab.techniques.checkpointing.watched import put
 from memlab.techniques.compilation import forget, is_compiled
 from memlab.techniques.loss.loss_tensors import CopiedLoss
 from memlab.techniques.technique import Keeps, Plan

@@ -1,7 +1,9 @@
 """State in odd places, and transforms of torch.func, inside modules that are recomputed."""
 
+import collections
 import gc
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from torch import nn
 from memlab.errors import UnsupportedError
 from memlab.techniques.checkpointing import recompute
 from memlab.techniques.step import build_step
-from tests.checkpointing_parts import make_workload, plain_config
+from tests.checkpointing_parts import draw, make_workload, plain_config
 from tests.same_state import assert_same, state_after
 
 
@@ -21,6 +23,7 @@ class Hostile(nn.Module):
         self.linear, self.act = nn.Linear(8, 8), act
         self.register_buffer("mean", torch.zeros(8))
         self.register_buffer("var", torch.ones(8))
+        self.frozen = nn.Parameter(torch.ones(8), requires_grad=False)
         for name, value in state.items():
             setattr(self, name, value())
 
@@ -46,10 +49,26 @@ def write_past_autograd(block, h, _):
     return h * block.mean
 
 
+def count(block, h, _):
+    block.counts["calls"] += 1
+    block.nested["in"]["calls"] += 1
+    block.array += 1
+    return h * block.counts["calls"] * block.nested["in"]["calls"] * float(block.array[0])
+
+
 HOSTILE = {
     "a hook on an input": (hook_on_its_input, {}),
     "a norm without a module": (norm_of_its_own, {}),
     "a buffer through .data": (write_past_autograd, {}),
+    "containers": (
+        count,
+        {
+            "counts": lambda: collections.Counter(),
+            "nested": lambda: {"in": {"calls": 0}},
+            "array": lambda: np.zeros(1),
+        },
+    ),
+    "a generator in a list": (draw, {"generators": lambda: [torch.Generator().manual_seed(1)]}),
 }
 
 
@@ -59,6 +78,26 @@ def test_state_in_odd_places_is_the_same_bit_by_bit(name):
     config = plain_config(checkpointing="blocks", checkpoint_modules="Hostile")
     expected = state_after(hostile(act, **state), plain_config(), steps=3)
     assert_same(state_after(hostile(act, **state), config, steps=3), expected)
+
+
+def change_frozen(block, h, _):
+    block.frozen.mul_(0.9)
+    return h
+
+
+def change_attribute(block, h, _):
+    block.number += 1
+    return h * block.number
+
+
+@pytest.mark.parametrize(
+    ("act", "what"), [(change_frozen, "a frozen parameter"), (change_attribute, "'number'")]
+)
+def test_a_tensor_that_is_no_buffer_may_not_change_in_place(act, what):
+    workload = hostile(act, number=lambda: torch.zeros(()))
+    config = plain_config(checkpointing="blocks", checkpoint_modules="Hostile")
+    with pytest.raises(UnsupportedError, match=f"changes .*{what}.* make that tensor a buffer"):
+        build_step(workload, config, "cpu").accumulate()
 
 
 def keep_aside(block, h, _):

@@ -24,7 +24,7 @@ import types
 import warnings
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ import torch
 from torch import nn
 
 from memlab._util.torch_private.tensors import HOOKS, hooks_of
+from memlab._util.units import MIB
 from memlab.devices.generators import bytes_of
 
 ATOMS = frozenset(
@@ -40,6 +41,7 @@ ATOMS = frozenset(
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 BYTES: tuple[Any, ...] = (bytearray, array.array, _ctypes._SimpleCData.__base__)
 MISSING = object()  # stands for the value of a name that a namespace does not have
+LARGE_BYTES = MIB  # reading an array of this size takes as long as running a small block
 OF_A_THREAD = "which belongs to its thread"
 MOVES_ON = "which cannot be moved back; use a number or a list instead"
 
@@ -57,6 +59,11 @@ class PythonPlace:
 
     def __init__(self, holder: Any, where: str, fixed: str = "") -> None:
         self.holder, self.where, self.fixed = holder, where, fixed
+
+    @property
+    def is_large(self) -> bool:
+        """Whether reading it takes long."""
+        return False
 
     def read(self) -> tuple[Any, ...]:
         """Return what it holds, to be compared by `is_same`."""
@@ -117,36 +124,6 @@ class OfClass(PythonPlace):
                 setattr(self.holder, name, value)
             elif name in vars(self.holder):
                 delattr(self.holder, name)
-
-
-class OfModule(PythonPlace):
-    """The attributes of a module, and what torch's registries of it hold: hooks, buffers, ..."""
-
-    __slots__ = ()
-
-    def _dicts(self) -> list[dict[str, Any]]:
-        own = vars(self.holder)
-        return [own, *registries_of(own)]
-
-    def read(self) -> tuple[Any, ...]:
-        """Return the sizes of its dicts, and then the keys and the values of each."""
-        dicts = self._dicts()
-        contents: list[Any] = [*map(len, dicts)]
-        for held in filter(None, dicts):
-            contents += held
-            contents += held.values()
-        return tuple(contents)
-
-    def write(self, contents: tuple[Any, ...]) -> None:
-        """Put back what `read` returned."""
-        at = len(self._dicts())
-        for number, size in enumerate(contents[:at]):
-            items = contents[at : at + 2 * size]
-            at += 2 * size
-            held = self._dicts()[number]  # the first of them holds the others
-            if not is_same(items, (*held, *held.values())):
-                held.clear()
-                held.update(zip(items[:size], items[size:], strict=True))
 
 
 class NamesPlace(PythonPlace):
@@ -210,25 +187,32 @@ class Memory(PythonPlace):
     __slots__ = ()
 
     @property
-    def has_objects(self) -> bool:
-        """Whether it is an array of objects, which may be tensors."""
-        return isinstance(self.holder, np.ndarray) and self.holder.dtype == object
+    def is_large(self) -> bool:
+        """Whether reading it takes long."""
+        return memoryview(self.holder).nbytes > LARGE_BYTES if self._has_bytes else False
+
+    @property
+    def _has_bytes(self) -> bool:
+        return not isinstance(self.holder, np.ndarray) or self.holder.dtype.kind in "biufc"
 
     def read(self) -> tuple[Any, ...]:
         """Return its bytes, or the objects that it holds."""
         holder = self.holder
-        if self.has_objects:
-            return tuple(holder.flat)
-        return ((holder if isinstance(holder, np.ndarray) else memoryview(holder)).tobytes(),)
+        if isinstance(holder, np.ndarray):
+            return (holder.tobytes(),) if holder.dtype != object else tuple(holder.flat)
+        return (memoryview(holder).tobytes(),)
 
     def write(self, contents: tuple[Any, ...]) -> None:
         """Put back what `read` returned."""
         holder = self.holder
         if isinstance(holder, np.ndarray):
-            values: Any = contents if self.has_objects else np.frombuffer(contents[0], holder.dtype)
+            is_bytes = holder.dtype != object
+            values: Any = np.frombuffer(contents[0], holder.dtype) if is_bytes else contents
             holder.flat[:] = values
-        elif isinstance(holder, bytearray | array.array):
-            memoryview(holder).cast("B")[:] = contents[0]
+        elif isinstance(holder, bytearray):
+            holder[:] = contents[0]
+        elif isinstance(holder, array.array):
+            holder[:] = array.array(holder.typecode, contents[0])
         else:
             ctypes.memmove(ctypes.addressof(holder), contents[0], ctypes.sizeof(holder))
 
@@ -387,9 +371,6 @@ CALLED = frozenset(
 """Methods that code may call without naming them."""
 OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 """Attributes of torch itself: its registries of parameters, buffers, modules and hooks."""
-registries_of: Callable[[dict[str, Any]], tuple[Any, ...]] = operator.itemgetter(
-    *(name for name, held in vars(nn.Module()).items() if isinstance(held, dict))
-)
 
 
 class Reachable:

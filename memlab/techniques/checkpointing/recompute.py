@@ -9,7 +9,7 @@ The module's forward is wrapped; its source, paths, state dict and hooks stay as
   (`memlab.techniques.checkpointing.recompute`).
 - Its inputs are saved by autograd, so a checkpointed module around it drops them in turn.
 
-`memlab.techniques.checkpointing.state` records everything that a recompute must start from.
+`memlab.techniques.checkpointing.changes` records everything that a recompute must start from.
 
 The method is that of the non-reentrant `torch.utils.checkpoint`. memlab has its own implementation,
 because PyTorch's takes half a millisecond more Python time per call (`host` of
@@ -44,9 +44,9 @@ from memlab._util.torch_private.tensors import (
     with_versions_counted,
 )
 from memlab.errors import UnsupportedError
+from memlab.techniques.checkpointing.changes import Changes, State
 from memlab.techniques.checkpointing.model_cache import OFF
 from memlab.techniques.checkpointing.policies import Keeps, can_be_kept, values_of
-from memlab.techniques.checkpointing.state import Changes, State
 
 # A forward whose recompute must not end before its last operator has filled what it saved.
 #

@@ -37,7 +37,6 @@ from memlab.techniques.checkpointing.places import (
     OF_TORCH,
     Cell,
     Items,
-    Memory,
     NamesPlace,
     PythonPlace,
     Reachable,
@@ -107,8 +106,7 @@ class LossTensors:
 
         self._places, self._ours = list[PythonPlace](), list[tuple[Any, ...]]()
         for place in found.places:
-            is_bytes = isinstance(place, Memory) and not place.has_objects
-            contents = () if place.fixed or is_bytes else place.read()
+            contents = () if place.fixed or place.is_large else place.read()
             ours = tuple([_with(copies, item) for item in contents])
             if any(new is not old for new, old in zip(ours, contents, strict=True)):
                 self._places.append(place)
