@@ -161,7 +161,7 @@ def targets() -> list[Target]:
         names = [each for each in names if each not in OWN.get(name, ())]
         found.append(Target(name=name, call=call, good=options,
                             arguments=tuple(dict.fromkeys([*names, *options]))))  # fmt: skip
-    for name, spec in workloads.specs().items():
+    for name, spec in workloads.SPECS.items():
         options = [field.name for field in dataclasses.fields(spec)]
         found.append(Target(name=f"workloads.get({name!r})", call=workloads.get,
                             good={"name": name}, arguments=tuple(options)))  # fmt: skip

@@ -47,7 +47,7 @@ def zoo_options(workload: Workload) -> dict[str, Any] | None:
     Its name in the zoo is its `base_name`. One of whose functions a person has replaced is not.
     """
     spec = getattr(workload.build_model, "__self__", None)
-    known = workloads.specs().get(workload.base_name)
+    known = workloads.SPECS.get(workload.base_name)
     if spec is None or known is None or type(spec) is not type(known):
         return None
 

@@ -187,13 +187,13 @@ def workload_of(
         return _in_size(workloads.get(model), tokens, image_size)
     may_be_config = published.is_allowed(from_hub) or published.config_named(model)
     if not is_found and not may_be_config:
-        if published.known_as(model, published.bases()):
+        if published.known_as(model, published.BASES):
             raise WorkloadError(
                 f"{model} is a base for fine-tuning; add --adapter lora, or --adapter none to "
                 "train all of its weights"
             )
         if published.is_hub_name(model):
-            known = published.unknown(model, [*names, *published.bases()])
+            known = published.unknown(model, [*names, *published.BASES])
             raise WorkloadError(f"{known}, or a model of your own as package.module:function")
     return workloads.from_config(model, tokens=tokens, image_size=image_size, from_hub=from_hub)
 

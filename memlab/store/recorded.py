@@ -339,7 +339,7 @@ def record_of(device: str) -> DeviceRecord:
 def _spec(workload: Workload) -> Any:
     """Return the sizes of a workload of the zoo; None for any other."""
     spec = getattr(workload.build_model, "__self__", None)
-    return spec if type(spec) in {type(known) for known in workloads.specs().values()} else None
+    return spec if type(spec) in {type(known) for known in workloads.SPECS.values()} else None
 
 
 def _spec_of_run(run: RecordedRun) -> Any:

@@ -59,8 +59,6 @@ class ConfiguredModel:
         size: tokens of a sample, or pixels along each side of an image.
     """
 
-    packages = ("transformers",)
-
     auto_class: str
     values: Mapping[str, Any]
     size: int

@@ -17,7 +17,7 @@ from memlab._util.units import is_a, shown
 from memlab.errors import ConfigError, WorkloadError
 from memlab.workload import FUNCTIONS, SampleSize, Workload, WorkloadChoices
 from memlab.workloads.configs import ConfiguredModel, model_of, offered_sizes, own_loss
-from memlab.workloads.published import bases, is_of_hub, known_as
+from memlab.workloads.published import BASES, is_of_hub, known_as
 from memlab.workloads.quantizing import QUANTIZED, WEIGHT_ONLY, loading_of, quantize_linear_layers
 from memlab.workloads.quantizing import finetune_import as finetune_import
 
@@ -247,8 +247,8 @@ def finetune(
     the weights of LoRA are fp32 on a base of 16 bits.
 
     Args:
-        model: a name that memlab knows, also as it is published ("meta-llama/Llama-3.2-1B"), or
-            what `from_config` takes.
+        model: a name in `BASES`, also as it is published ("meta-llama/Llama-3.2-1B"), or what
+            `from_config` takes.
         adapter: "lora", "dora", "rslora", "ia3", "prefix", "prompt", or "none": all weights are
             trained.
         rank: of the low-rank adapters; alpha is twice the rank, which costs nothing.
@@ -306,7 +306,7 @@ def finetune_options(workload: Workload) -> dict[str, Any] | None:
     Left out are those with their usual value, and more lengths than `MOST_WRITTEN`.
     """
     made = made_of(workload)
-    if made is None or made.model.values != bases().get(made.label):
+    if made is None or made.model.values != BASES.get(made.label):
         return None
     own = _sized(made.model.size, made=made)
     if not all(is_same_function(getattr(workload, name), getattr(own, name)) for name in FUNCTIONS):
@@ -370,9 +370,9 @@ def _configured(
 ) -> tuple[str, ConfiguredModel]:
     """Return the name and the config of a model that is given by name or path."""
     is_name = is_a(model, str) and not os.path.exists(model)
-    known = known_as(model, bases()) if is_name and not is_of_hub(model, from_hub) else None
+    known = known_as(model, BASES) if is_name and not is_of_hub(model, from_hub) else None
     if known is not None:
-        values = dict(bases()[known])
+        values = dict(BASES[known])
         size = tokens or min(USUAL_TOKENS, values["max_position_embeddings"])
         return known, ConfiguredModel(auto_class=CAUSAL, values=values, size=size)
     label, found = model_of(model, tokens, from_hub=from_hub)

@@ -2,32 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from memlab.errors import WorkloadError
-from memlab.workloads.spec import NUM_BYTES, TextSpec, of_transformers
+from memlab.workload import Workload
+from memlab.workloads.data import text_batch, zoo_import
 
+NUM_BYTES = 256
 State = tuple[torch.Tensor, torch.Tensor]
 """Hidden and cell state of a layer, (1, n, hidden) each."""
 
 
-def logits_loss(model: nn.Module, batch: Any) -> torch.Tensor:
-    """Return the mean cross entropy of the logits of a language model of transformers."""
-    tokens, targets = batch
-    logits = model(input_ids=tokens).logits
-    # (n, length, vocabulary) -> (n * length, vocabulary): every sample has the same number of terms
-    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Gpt(TextSpec):
+class Gpt:
     """Sizes of a GPT-2; tokens are bytes, so of a larger vocabulary only 256 entries are read."""
-
-    packages = ("transformers",)
-    compute_loss = staticmethod(logits_loss)
 
     num_layers: int = 4
     hidden_size: int = 256
@@ -38,30 +30,38 @@ class Gpt(TextSpec):
 
     def build(self) -> nn.Module:
         """Return transformers' GPT-2 of these sizes, randomly initialised."""
-        model: nn.Module = of_transformers(
-            "GPT2LMHeadModel",
-            "GPT2Config",
-            n_layer=self.num_layers,
-            n_embd=self.hidden_size,
-            n_head=self.num_heads,
-            n_positions=self.sequence_length,
-            vocab_size=self.vocab_size,
-            resid_pdrop=self.dropout,
-            embd_pdrop=self.dropout,
-            attn_pdrop=self.dropout,
-            bos_token_id=None,
-            eos_token_id=None,
-            use_cache=False,
+        transformers = zoo_import("transformers")
+        model: nn.Module = transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(
+                n_layer=self.num_layers,
+                n_embd=self.hidden_size,
+                n_head=self.num_heads,
+                n_positions=self.sequence_length,
+                vocab_size=self.vocab_size,
+                resid_pdrop=self.dropout,
+                embd_pdrop=self.dropout,
+                attn_pdrop=self.dropout,
+                bos_token_id=None,
+                eos_token_id=None,
+                use_cache=False,
+            )
         )
+
         return model
+
+    def workload(self, name: str) -> Workload:
+        """Return next-byte prediction with this model."""
+        return Workload(
+            name=name,
+            build_model=self.build,
+            make_batch=partial(text_batch, sequence_length=self.sequence_length),
+            compute_loss=_transformers_loss,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Llama(TextSpec):
+class Llama:
     """Sizes of a Llama, by default those of Llama 3.2 1B; tokens are bytes, as in `Gpt`."""
-
-    packages = ("transformers",)
-    compute_loss = staticmethod(logits_loss)
 
     num_layers: int = 16
     hidden_size: int = 2048
@@ -74,21 +74,32 @@ class Llama(TextSpec):
 
     def build(self) -> nn.Module:
         """Return transformers' Llama of these sizes, randomly initialised."""
-        model: nn.Module = of_transformers(
-            "LlamaForCausalLM",
-            "LlamaConfig",
-            num_hidden_layers=self.num_layers,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_attention_heads=self.num_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            max_position_embeddings=self.sequence_length,
-            vocab_size=self.vocab_size,
-            attention_dropout=self.dropout,
-            tie_word_embeddings=True,
-            use_cache=False,
+        transformers = zoo_import("transformers")
+        model: nn.Module = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(
+                num_hidden_layers=self.num_layers,
+                hidden_size=self.hidden_size,
+                intermediate_size=self.intermediate_size,
+                num_attention_heads=self.num_heads,
+                num_key_value_heads=self.num_key_value_heads,
+                max_position_embeddings=self.sequence_length,
+                vocab_size=self.vocab_size,
+                attention_dropout=self.dropout,
+                tie_word_embeddings=True,
+                use_cache=False,
+            )
         )
+
         return model
+
+    def workload(self, name: str) -> Workload:
+        """Return next-byte prediction with this model."""
+        return Workload(
+            name=name,
+            build_model=self.build,
+            make_batch=partial(text_batch, sequence_length=self.sequence_length),
+            compute_loss=_transformers_loss,
+        )
 
 
 class LstmLayer(nn.Module):
@@ -159,17 +170,9 @@ class LstmLanguageModel(nn.Module):
         return torch.stack(losses).sum() / targets.numel()
 
 
-def own_loss(model: nn.Module, batch: Any) -> torch.Tensor:
-    """Return the loss that a model computes by itself."""
-    loss: torch.Tensor = model(*batch)
-    return loss
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lstm(TextSpec):
+class Lstm:
     """Sizes of an LSTM language model; tokens are bytes, so of a larger vocabulary 256 are read."""
-
-    compute_loss = staticmethod(own_loss)
 
     hidden_size: int = 256
     num_layers: int = 2
@@ -188,3 +191,24 @@ class Lstm(TextSpec):
     def build(self) -> nn.Module:
         """Return the model, randomly initialised."""
         return LstmLanguageModel(self)
+
+    def workload(self, name: str) -> Workload:
+        """Return next-byte prediction with this model."""
+        return Workload(
+            name=name,
+            build_model=self.build,
+            make_batch=partial(text_batch, sequence_length=self.sequence_length),
+            compute_loss=_loss,
+        )
+
+
+def _transformers_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    tokens, targets = batch
+    logits = model(input_ids=tokens).logits
+    # (n, length, vocabulary) -> (n * length, vocabulary): every sample has the same number of terms
+    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def _loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    loss: torch.Tensor = model(*batch)
+    return loss

@@ -6,7 +6,6 @@ with Python or PyTorch is a set of images.
 """
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from memlab.workloads.spec import NUM_BYTES, Spec, TextSpec, token_loss
+from memlab.workload import Workload
+from memlab.workloads.data import text_batch
+
+NUM_BYTES = 256
 
 
 class PlainBlock(nn.Module):
@@ -63,10 +65,8 @@ class PlainLanguageModel(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlainTransformer(TextSpec):
+class PlainTransformer:
     """Sizes of a transformer; tokens are bytes, so of a larger vocabulary 256 entries are read."""
-
-    compute_loss = staticmethod(token_loss)
 
     num_layers: int = 2
     hidden_size: int = 128
@@ -78,6 +78,15 @@ class PlainTransformer(TextSpec):
     def build(self) -> nn.Module:
         """Return the model, randomly initialised."""
         return PlainLanguageModel(self)
+
+    def workload(self, name: str) -> Workload:
+        """Return next-byte prediction with this model."""
+        return Workload(
+            name=name,
+            build_model=self.build,
+            make_batch=partial(text_batch, sequence_length=self.sequence_length),
+            compute_loss=_loss_of_tokens,
+        )
 
 
 class PlainStage(nn.Module):
@@ -98,7 +107,7 @@ class PlainStage(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlainConvNet(Spec):
+class PlainConvNet:
     """Sizes of a convolutional network; each stage after the first halves the image."""
 
     image_size: int = 32
@@ -117,15 +126,14 @@ class PlainConvNet(Spec):
         pool, last = [nn.AdaptiveAvgPool2d(1), nn.Flatten()], nn.Linear(sizes[-1], self.num_labels)
         return nn.Sequential(nn.Sequential(*stages), *pool, nn.Dropout(self.dropout), last)
 
-    @property
-    def make_batch(self) -> Callable[[int], Any]:
-        """The function that makes n images of noise."""
+    def workload(self, name: str) -> Workload:
+        """Return classification of noise with this model."""
         shape = (self.num_channels, self.image_size, self.image_size)
-        return partial(noise_batch, shape=shape, num_labels=self.num_labels)
+        return _classification(self, name, shape)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlainMlp(Spec):
+class PlainMlp:
     """Sizes of linear layers with ReLU between them."""
 
     num_layers: int = 3
@@ -143,10 +151,16 @@ class PlainMlp(Spec):
         ]
         return nn.Sequential(nn.Sequential(*layers), nn.Linear(sizes[-1], self.num_labels))
 
-    @property
-    def make_batch(self) -> Callable[[int], Any]:
-        """The function that makes n vectors of noise."""
-        return partial(noise_batch, shape=(self.input_size,), num_labels=self.num_labels)
+    def workload(self, name: str) -> Workload:
+        """Return classification of noise with this model."""
+        return _classification(self, name, (self.input_size,))
+
+
+def _classification(spec: PlainConvNet | PlainMlp, name: str, shape: tuple[int, ...]) -> Workload:
+    make_batch = partial(noise_batch, shape=shape, num_labels=spec.num_labels)
+    return Workload(
+        name=name, build_model=spec.build, make_batch=make_batch, compute_loss=_loss_of_labels
+    )
 
 
 def noise_batch(
@@ -154,3 +168,14 @@ def noise_batch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return n samples of noise, (n, *shape) float32, and labels, (n,) int64."""
     return torch.randn(n, *shape), torch.randint(num_labels, (n,))
+
+
+def _loss_of_tokens(model: nn.Module, batch: Any) -> torch.Tensor:
+    tokens, targets = batch
+    # (n, length, vocabulary) -> (n * length, vocabulary): every sample has the same number of terms
+    return nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+
+
+def _loss_of_labels(model: nn.Module, batch: Any) -> torch.Tensor:
+    inputs, labels = batch
+    return nn.functional.cross_entropy(model(inputs), labels)

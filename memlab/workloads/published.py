@@ -24,7 +24,65 @@ from memlab._util.units import MAX_SHOWN, printable, shown
 from memlab.errors import WorkloadError
 from memlab.workload import SampleSize, Workload
 from memlab.workloads.data import zoo_import
-from memlab.workloads.spec import class_loss
+
+# The language models that `finetune` knows by name: the sizes in their published configs.
+
+LLAMA_3 = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+}
+LLAMA_2 = {"model_type": "llama", "vocab_size": 32000, "max_position_embeddings": 4096}
+QWEN = {
+    "model_type": "qwen2",
+    "max_position_embeddings": 32768,
+}
+
+BASES: Mapping[str, Mapping[str, Any]] = {
+    # for a CPU: a step takes a moment
+    "llama-tiny": {
+        **LLAMA_2, "vocab_size": 512, "hidden_size": 128, "intermediate_size": 344,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    },
+    "llama-1b": {  # Llama 3.2
+        **LLAMA_3, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+        "num_attention_heads": 32, "tie_word_embeddings": True,
+    },
+    "llama-3b": {
+        **LLAMA_3, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28,
+        "num_attention_heads": 24, "tie_word_embeddings": True,
+    },
+    "llama-8b": {  # Llama 3 and 3.1
+        **LLAMA_3, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    },
+    "llama-7b": {  # Llama 2
+        **LLAMA_2, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    },
+    "llama-13b": {
+        **LLAMA_2, "hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+    },
+    "mistral-7b": {
+        "model_type": "mistral", "vocab_size": 32768, "hidden_size": 4096,
+        "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "max_position_embeddings": 32768, "sliding_window": None,
+    },
+    "qwen-0.5b": {  # Qwen 2.5
+        **QWEN, "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864,
+        "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
+    "qwen-7b": {
+        **QWEN, "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944,
+        "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+        "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+"""Values of configs of transformers, by name."""
+
 
 ALLOWED = "MEMLAB_FROM_HUB"  # an environment variable: "1" allows a hub without an argument
 TIMM = "timm/"
@@ -37,15 +95,6 @@ def _published() -> Mapping[str, Mapping[str, Any]]:
     text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
     found: dict[str, dict[str, Any]] = tomllib.loads(text)
     return found
-
-
-@functools.cache
-def bases() -> Mapping[str, Mapping[str, Any]]:
-    """Return the values of configs of the language models that `finetune` knows, by name."""
-    return {
-        name: {key: None if value == "none" else value for key, value in row.items()}
-        for name, row in _published()["base"].items()
-    }
 
 
 def config_named(name: str) -> tuple[str, dict[str, Any]] | None:
@@ -122,7 +171,7 @@ def config_of_hub(name: str, from_hub: bool) -> dict[str, Any]:
         WorkloadError: that is not allowed, or cannot be read; the message says what to do.
     """
     if not is_allowed(from_hub):
-        raise WorkloadError(unknown(name, bases()))
+        raise WorkloadError(unknown(name, BASES))
     transformers = zoo_import("transformers")
     try:
         found = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
@@ -176,7 +225,7 @@ def _of_timm(size: int, *, name: str, channels: int, is_fixed: bool) -> Workload
         name=f"{TIMM}{name}, {sample_size}",
         build_model=functools.partial(_timm_model, name, options),
         make_batch=functools.partial(_images, channels, size),
-        compute_loss=class_loss,
+        compute_loss=_cross_entropy,
         sample_size=sample_size,
     )
 
@@ -188,3 +237,7 @@ def _timm_model(name: str, options: Mapping[str, Any]) -> nn.Module:
 
 def _images(channels: int, size: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.rand(n, channels, size, size), torch.randint(1000, (n,))
+
+
+def _cross_entropy(model: nn.Module, batch: Any) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])

@@ -1,6 +1,5 @@
-"""Models of images of hand-written digits: from transformers, and from MONAI."""
+"""Image classifiers on hand-written digits, scaled up: ResNet and ViT from transformers."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,26 +9,17 @@ from torch import nn
 
 from memlab._util.torch_private.tensors import Dropout
 from memlab.errors import WorkloadError
-from memlab.workloads.data import digit_masks_batch, zoo_import
-from memlab.workloads.spec import DigitsSpec, Spec, of_transformers
-
-
-def logits_loss(model: nn.Module, batch: Any) -> torch.Tensor:
-    """Return the mean cross entropy of an image classifier of transformers."""
-    pixels, labels = batch
-    return nn.functional.cross_entropy(model(pixel_values=pixels).logits, labels)
+from memlab.workload import Workload
+from memlab.workloads.data import digit_masks_batch, digits_batch, zoo_import
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ResNet(DigitsSpec):
+class ResNet:
     """Sizes of a ResNet; it has BatchNorm, so a smaller micro-batch changes its gradient.
 
     Above 1, `segment_length` puts so many blocks of a stage into one module: what is recomputed
     is a module, and a deep network holds least in about as many segments as a segment has blocks.
     """
-
-    packages = ("transformers", "sklearn")
-    compute_loss = staticmethod(logits_loss)
 
     image_size: int = 64
     num_channels: int = 1
@@ -50,15 +40,16 @@ class ResNet(DigitsSpec):
 
     def build(self) -> nn.Module:
         """Return transformers' ResNet of these sizes, with dropout before its classifier."""
-        model = of_transformers(
-            "ResNetForImageClassification",
-            "ResNetConfig",
-            num_channels=self.num_channels,
-            embedding_size=self.embedding_size,
-            hidden_sizes=list(self.hidden_sizes),
-            depths=list(self.depths),
-            layer_type=self.layer_type,
-            num_labels=self.num_labels,
+        transformers = zoo_import("transformers")
+        model = transformers.ResNetForImageClassification(
+            transformers.ResNetConfig(
+                num_channels=self.num_channels,
+                embedding_size=self.embedding_size,
+                hidden_sizes=list(self.hidden_sizes),
+                depths=list(self.depths),
+                layer_type=self.layer_type,
+                num_labels=self.num_labels,
+            )
         )
         if self.dropout > 0:
             model.classifier.insert(1, nn.Dropout(self.dropout))  # after Flatten
@@ -69,13 +60,14 @@ class ResNet(DigitsSpec):
         classifier: nn.Module = model
         return classifier
 
+    def workload(self, name: str) -> Workload:
+        """Return digit classification with this model."""
+        return _classification(self, name)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ViT(DigitsSpec):
+class ViT:
     """Sizes of a vision transformer."""
-
-    packages = ("transformers", "sklearn")
-    compute_loss = staticmethod(logits_loss)
 
     image_size: int = 32
     patch_size: int = 4
@@ -88,28 +80,49 @@ class ViT(DigitsSpec):
 
     def build(self) -> nn.Module:
         """Return transformers' ViT of these sizes, randomly initialised."""
-        model: nn.Module = of_transformers(
-            "ViTForImageClassification",
-            "ViTConfig",
-            image_size=self.image_size,
-            patch_size=self.patch_size,
-            num_channels=self.num_channels,
-            hidden_size=self.hidden_size,
-            intermediate_size=4 * self.hidden_size,
-            num_hidden_layers=self.num_layers,
-            num_attention_heads=self.num_heads,
-            hidden_dropout_prob=self.dropout,
-            attention_probs_dropout_prob=self.dropout,
-            num_labels=self.num_labels,
+        transformers = zoo_import("transformers")
+        model: nn.Module = transformers.ViTForImageClassification(
+            transformers.ViTConfig(
+                image_size=self.image_size,
+                patch_size=self.patch_size,
+                num_channels=self.num_channels,
+                hidden_size=self.hidden_size,
+                intermediate_size=4 * self.hidden_size,
+                num_hidden_layers=self.num_layers,
+                num_attention_heads=self.num_heads,
+                hidden_dropout_prob=self.dropout,
+                attention_probs_dropout_prob=self.dropout,
+                num_labels=self.num_labels,
+            )
         )
 
         return model
+
+    def workload(self, name: str) -> Workload:
+        """Return digit classification with this model."""
+        return _classification(self, name)
+
+
+def _classification(spec: ResNet | ViT, name: str) -> Workload:
+    return Workload(
+        name=name,
+        build_model=spec.build,
+        make_batch=partial(
+            digits_batch, image_size=spec.image_size, num_channels=spec.num_channels
+        ),
+        compute_loss=_loss,
+    )
 
 
 def _in_segments(layers: nn.Sequential, length: int) -> nn.Sequential:
     """Return the same layers in modules of some each."""
     starts = range(0, len(layers), length)
     return nn.Sequential(*(layers[start : start + length] for start in starts))
+
+
+def _loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    pixels, labels = batch
+    return nn.functional.cross_entropy(model(pixel_values=pixels).logits, labels)
 
 
 # Models from MONAI on hand-written digits: a DenseNet classifies them, a VNet segments them.
@@ -122,10 +135,8 @@ NUM_CLASSES = 2  # digit and background
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DenseNet(DigitsSpec):
+class DenseNet:
     """Sizes of a DenseNet; it has BatchNorm, so a smaller micro-batch changes its gradient."""
-
-    packages = ("monai", "sklearn")
 
     image_size: int = 32
     num_channels: int = 1
@@ -148,12 +159,21 @@ class DenseNet(DigitsSpec):
         )
         return model
 
+    def workload(self, name: str) -> Workload:
+        """Return digit classification with this model."""
+        return Workload(
+            name=name,
+            build_model=self.build,
+            make_batch=partial(
+                digits_batch, image_size=self.image_size, num_channels=self.num_channels
+            ),
+            compute_loss=_loss_volumes,
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VNet(Spec):
+class VNet:
     """Sizes of what a VNet segments; the widths of MONAI's are fixed, at 45 million parameters."""
-
-    packages = ("monai", "sklearn")
 
     volume_size: tuple[int, ...] = (32, 32, 32)
     dropout: float = 0.0
@@ -181,7 +201,16 @@ class VNet(Spec):
 
         return model
 
-    @property
-    def make_batch(self) -> Callable[[int], Any]:
-        """The function that makes n volumes or images, and masks of the digits in them."""
-        return partial(digit_masks_batch, size=self.volume_size)
+    def workload(self, name: str) -> Workload:
+        """Return the segmentation of digits from their background with this model."""
+        return Workload(
+            name=name,
+            build_model=self.build,
+            make_batch=partial(digit_masks_batch, size=self.volume_size),
+            compute_loss=_loss_volumes,
+        )
+
+
+def _loss_volumes(model: nn.Module, batch: Any) -> torch.Tensor:
+    images, targets = batch  # a class for each image, or for each of its voxels
+    return nn.functional.cross_entropy(model(images), targets)

@@ -10,7 +10,7 @@ import torch
 
 from memlab import MemlabError, SampleSize, StepConfig, Workload, workloads
 from memlab._panel import texts
-from memlab.workloads import specs
+from memlab.workloads import SPECS
 
 SIZED = [name for name in workloads.names() if workloads.get(name).sample_size]
 FIELDS = {
@@ -170,8 +170,8 @@ def test_every_spec_with_a_length_or_an_image_size_offers_sizes_that_it_can_have
 
 
 def test_specs_without_such_a_field_have_no_size():
-    fields = {name: {field.name for field in dataclasses.fields(specs()[name])} for name in specs()}
-    assert [name for name in specs() if fields[name] & {"sequence_length", "image_size"}] == SIZED
+    fields = {name: {field.name for field in dataclasses.fields(SPECS[name])} for name in SPECS}
+    assert [name for name in SPECS if fields[name] & {"sequence_length", "image_size"}] == SIZED
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_other_options_are_kept_and_get_keeps_its_name():
     assert workload.sample_size.offered == (8, 16, 32, 48, 64, 128, 256)
     other = workload.resized(64)
     assert other.build_model.__self__ == dataclasses.replace(
-        specs()["gpt-small"], num_layers=2, sequence_length=64
+        SPECS["gpt-small"], num_layers=2, sequence_length=64
     )
     assert len(other.build_model().transformer.wpe.weight) == 64
 

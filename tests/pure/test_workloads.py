@@ -11,7 +11,7 @@ from memlab import MemlabError, StepConfig, workloads
 from memlab.errors import WorkloadError
 from memlab.runtime import isolation
 from memlab.workloads import data, published
-from memlab.workloads.published import bases
+from memlab.workloads.published import BASES
 
 
 def test_small_ones_come_first_and_all_have_names():
@@ -271,7 +271,7 @@ def test_options_of_a_published_model_are_led_to_where_they_are_taken():
 
 def test_every_published_name_means_something_and_none_means_two_things():
     published_names = published._published()
-    known = {*workloads.names(), *bases()}
+    known = {*workloads.names(), *BASES}
     assert set(published_names["same"].values()) <= known
     letters = [
         published._letters(n) for n in (*published_names["same"], *published_names["config"])

@@ -8,7 +8,7 @@ import memlab
 from memlab import MemlabError, Outcome, StepConfig, compare_base
 from memlab._util.units import signed_bytes
 from memlab.search.quantized_base import ATTENTION, CASTED, QUANTIZED
-from memlab.workloads.published import bases
+from memlab.workloads.published import BASES
 
 pytest.importorskip("peft", reason="needs memlab[finetune]")
 pytest.importorskip("bitsandbytes", reason="needs memlab[finetune]")
@@ -25,7 +25,7 @@ def found():
 
 @pytest.mark.slow
 def test_the_parts_are_those_of_a_hand_count(found):
-    sizes = bases()["llama-tiny"]
+    sizes = BASES["llama-tiny"]
     width, middle, layers = (sizes[name] for name in (
         "hidden_size", "intermediate_size", "num_hidden_layers",
     ))  # fmt: skip
