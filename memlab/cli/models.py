@@ -162,7 +162,8 @@ def _parts(option: str, text: str) -> tuple[str, ...]:
 
 
 def _is_whole(text: str) -> bool:
-    return re.fullmatch(r"[+-]?\d+", text) is not None
+    # Python reads no number of more than 4,300 digits
+    return re.fullmatch(r"[+-]?\d{1,99}", text) is not None
 
 
 def _is_import(model: str) -> bool:
