@@ -104,8 +104,7 @@ def test_a_reason_says_the_bytes_and_the_time_of_each_choice():
     }
     for what, more in said.items():
         (reason,) = [reason for reason in both.reasons if reason.startswith(what)]
-        sign = "-" if more < 0 else "+"
-        assert f"({sign}{memlab._util.units.format_bytes(abs(more))} reserved)" in reason
+        assert f"({memlab._util.units.signed_bytes(more)} reserved)" in reason
         assert "what is trained differs" in reason
     plain = next(one for one in ranked if one.chosen == {"frozen": False, "width": 64})
     assert "the others are compared with this" in plain.reasons[0]
