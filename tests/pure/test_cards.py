@@ -28,6 +28,42 @@ def test_the_cards_of_the_contract_are_there():
     assert len(set(cards.names())) == len(cards.names())
 
 
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ("a100-40", "a100-80"),
+        ("v100-16", "v100-32"),
+        ("v100-32", "a100-40"),
+        ("a100-80", "h100"),
+        ("h100", "h200"),
+        ("h200", "b200"),
+        ("a100-pcie-80", "h100-pcie"),
+        ("a100-pcie-80", "a100-80"),
+        ("h100-pcie", "h100"),
+        ("v100-pcie-32", "v100-32"),
+        ("p4", "t4"),
+        ("p100", "v100-pcie-16"),
+        ("rtx-4070-laptop", "rtx-4070"),
+        ("rtx-4080-laptop", "rtx-4090-laptop"),
+        ("rtx-4090-laptop", "rtx-4090"),
+        ("rtx-5070-laptop", "rtx-5070"),
+        ("rtx-5080-laptop", "rtx-5090-laptop"),
+        ("rtx-5090-laptop", "rtx-5090"),
+        ("rtx-3060", "rtx-3090"),
+        ("rtx-3090", "rtx-5090"),
+        ("rtx-4060", "rtx-4080"),
+        ("rtx-4080", "rtx-4090"),
+        ("rtx-4090", "rtx-5090"),
+        ("l4", "l40s"),
+    ],
+)
+def test_a_larger_or_newer_card_of_a_family_is_no_slower(older, newer):
+    old, new = cards.find(older), cards.find(newer)
+    for before, after in zip(peaks(old), peaks(new), strict=True):
+        assert (before or 0) <= (after or 0)
+    assert old.memory_bytes_per_second <= new.memory_bytes_per_second
+
+
 def test_figures_that_datasheets_print():
     assert cards.find("h100").bf16_flops_per_second == 989.4e12  # 1979 with sparsity
     assert cards.find("a100-80").memory_bytes_per_second == 2.039e12
