@@ -56,7 +56,27 @@ def count(block, h, _):
     return h * block.counts["calls"] * block.nested["in"]["calls"] * float(block.array[0])
 
 
+FIRST, SECOND = 1.0, 1.0
+
+
+def raise_first(h):
+    global FIRST
+    FIRST += 0.5
+    return h * FIRST
+
+
+def raise_second(h):
+    global SECOND
+    SECOND += 0.25
+    return h * SECOND
+
+
+def two_globals(_, h, __):
+    return raise_second(raise_first(h))
+
+
 HOSTILE = {
+    "two globals of one file, each in a function of its own": (two_globals, {}),
     "a hook on an input": (hook_on_its_input, {}),
     "a norm without a module": (norm_of_its_own, {}),
     "a buffer through .data": (write_past_autograd, {}),
@@ -74,9 +94,11 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_state_in_odd_places_is_the_same_bit_by_bit(name):
+    global FIRST, SECOND
     act, state = HOSTILE[name]
     config = plain_config(checkpointing="blocks", checkpoint_modules="Hostile")
     expected = state_after(hostile(act, **state), plain_config(), steps=3)
+    FIRST = SECOND = 1.0
     assert_same(state_after(hostile(act, **state), config, steps=3), expected)
 
 

@@ -79,7 +79,7 @@ class Changes:
         draws_in_python: whether its forwards draw random numbers of NumPy or Python.
         is_recompute_walked: whether the walk of the first recompute has been made.
         places: what it can reach, for the next forward to read; None if a walk is due.
-        large: by id of the holder, the changed places that take long to read.
+        large: by key, the changed places that take long to read.
     """
 
     def __init__(self, path: str, module: nn.Module) -> None:
@@ -90,7 +90,7 @@ class Changes:
         self.draws_in_python = True  # until a first call has shown that it does not
         self.is_recompute_walked = False
         self.places: list[PythonPlace] | None = None
-        self.large: dict[int, PythonPlace] = {}
+        self.large: dict[Any, PythonPlace] = {}
         self._num_walks = NUM_WALKS  # left to do, of forwards
         self._given_changed = False
         self._last: list[tuple[Any, ...]] = []  # what each place held after a forward
@@ -170,9 +170,7 @@ class Changes:
         if self._has_large:
             self._has_large = False
             self.places = [
-                place
-                for place in self.places
-                if not place.is_large or id(place.holder) in self.large
+                place for place in self.places if not place.is_large or place.key in self.large
             ]
             self._last = [()] * len(self.places)
         return self.places
@@ -295,7 +293,7 @@ class NotedPlaces:
         places = given.places + own
         after = [place.read() for place in places]
         if not are_same(before, after):
-            of_given = {id(place.holder) for place in given.places}
+            of_given = {place.key for place in given.places}
             self._keep_changed(places, before, after, of_given)
         changes.remember(own, after[len(given.places) :])
 
@@ -304,7 +302,7 @@ class NotedPlaces:
         places: list[PythonPlace],
         before: list[tuple[Any, ...]],
         after: list[tuple[Any, ...]],
-        of_given: set[int],
+        of_given: set[Any],
     ) -> None:
         """Keep what changed places held before, or refuse the change.
 
@@ -312,11 +310,11 @@ class NotedPlaces:
             places: all that were read.
             before: what each held before the forward.
             after: what each holds now.
-            of_given: ids of the holders that the arguments reach.
+            of_given: keys of the places that the arguments reach.
         """
         changes = self._changes
         changed = {
-            id(place.holder): (place, held, now)
+            place.key: (place, held, now)
             for place, held, now in zip(places, before, after, strict=True)
             if not is_same(held, now)
         }
@@ -342,8 +340,8 @@ class NotedPlaces:
             changes.walk()
         places = list(changes.places or ())
         if self._changed:
-            noted = {id(place.holder) for place, _ in self._changed}
-            places = [place for place in places if id(place.holder) not in noted]
+            noted = {place.key for place, _ in self._changed}
+            places = [place for place in places if place.key not in noted]
             places += [place for place, _ in self._changed]
         before = [place.read() for place in places]
         for place, contents in self._changed:

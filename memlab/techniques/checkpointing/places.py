@@ -61,6 +61,11 @@ class PythonPlace:
         self.holder, self.where, self.fixed = holder, where, fixed
 
     @property
+    def key(self) -> Any:
+        """Which place this is; two places of one holder, some names each, are two."""
+        return id(self.holder)
+
+    @property
     def is_large(self) -> bool:
         """Whether reading it takes long."""
         return False
@@ -134,6 +139,11 @@ class NamesPlace(PythonPlace):
     def __init__(self, holder: Any, where: str, names: tuple[str, ...]) -> None:
         super().__init__(holder, where)
         self.names = names
+
+    @property
+    def key(self) -> Any:
+        """Which place this is."""
+        return id(self.holder), self.names
 
     def read(self) -> tuple[Any, ...]:
         """Return their values."""
