@@ -25,7 +25,7 @@ from torch import nn
 from memlab import Outcome, StepConfig, Workload
 from memlab.devices.cards import Target, resolve
 from memlab.errors import MemlabError
-from memlab.prediction.chains import plan_in_process
+from memlab.prediction.planning import plan_in_process
 from memlab.prediction.plans import plan_for
 from memlab.prediction.predict import predict_in_process
 from memlab.running import Ended

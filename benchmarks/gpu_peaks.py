@@ -53,8 +53,8 @@ from memlab.cost_model.cuda_kernels import (
 from memlab.devices import cards
 from memlab.memory.replay import AllocatorSettings, least_limit, replay, serves
 from memlab.prediction.memory_widths import weights
-from memlab.tracing.assembly import Effect, trace_of
-from memlab.tracing.recording import Recording
+from memlab.tracing.assembly import KernelMemory, trace_of
+from memlab.tracing.recording import OpTrace
 
 PEAKS = [Path(__file__).parent / "data" / name for name in ("gpu_peaks.csv", "gpu_peaks_more.csv")]
 PEERS = {"xMem": "xmem_bytes", "DNNMem": "dnnmem_bytes", "SchedTune": "schedtune_bytes",
@@ -102,18 +102,18 @@ def predicted(row: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _peak(recording: Recording, found: Sequence[Effect | None], limit_bytes: int) -> int:
+def _peak(recording: OpTrace, found: Sequence[KernelMemory | None], limit_bytes: int) -> int:
     trace = trace_of(recording, found)
     settings = AllocatorSettings(limit_bytes=limit_bytes)
     return replay(trace.address, trace.nbytes, settings).peak_reserved_bytes
 
 
-def _needed(recording: Recording, found: Sequence[Effect | None]) -> int:
+def _needed(recording: OpTrace, found: Sequence[KernelMemory | None]) -> int:
     trace = trace_of(recording, found)
     return least_limit(trace.address, trace.nbytes, AllocatorSettings())
 
 
-def _runs(recording: Recording, found: Sequence[Effect | None], cap: int) -> bool:
+def _runs(recording: OpTrace, found: Sequence[KernelMemory | None], cap: int) -> bool:
     trace = trace_of(recording, found)
     return serves(trace.address, trace.nbytes, AllocatorSettings(), cap)
 

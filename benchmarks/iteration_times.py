@@ -47,8 +47,8 @@ import numpy as np
 from benchmarks import report
 from benchmarks.megatron_gpt import Case, workload
 from memlab import StepConfig
-from memlab.cost_model.recorded_step import RecordedStep, from_recorded_step
 from memlab.cost_model.roofline import SLOW_LAUNCH_SECONDS
+from memlab.cost_model.traced_step import TracedStep, from_traced_step
 from memlab.devices import cards
 from memlab.trace import Phase
 from memlab.tracing.program import Program
@@ -135,7 +135,7 @@ class Recorded:
 @cache
 def recorded(case: Case, num_layers: int) -> Recorded:
     """Return the recorded step of a case."""
-    made = from_recorded_step(
+    made = from_traced_step(
         at_each_pace, workload(case, num_layers), config_of(case),
         cards.resolve(f"{case.data * case.tensor}x-{CARD}"),
         seed=0, report=lambda _: None, purpose="on fake tensors",
@@ -144,7 +144,7 @@ def recorded(case: Case, num_layers: int) -> Recorded:
     return made
 
 
-def at_each_pace(step: RecordedStep) -> Recorded:
+def at_each_pace(step: TracedStep) -> Recorded:
     """Return what a recorded step takes at each pace of the host."""
     found = {}
     for pace in PACES:

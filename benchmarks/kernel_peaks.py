@@ -32,7 +32,7 @@ from memlab.memory.replay import AllocatorSettings, replay
 from memlab.trace import Phase
 from memlab.tracing import fake_cuda
 from memlab.tracing.assembly import trace_of
-from memlab.tracing.recording import Recording
+from memlab.tracing.recording import OpTrace
 from memlab.tracing.tracker import Tracker, record_fake
 
 PEAKS = Path(__file__).parent / "data" / "kernel_peaks.csv"
@@ -42,7 +42,7 @@ QUICK = 2  # the sizes of each kernel that --quick takes
 Row = dict[str, str]
 
 
-def record(make: Callable[[torch.device], Kernel], mode: str, card: cards.Card) -> Recording:
+def record(make: Callable[[torch.device], Kernel], mode: str, card: cards.Card) -> OpTrace:
     """Return what some turns of a kernel would do on a card; each turn is a step.
 
     Args:

@@ -22,7 +22,7 @@ import torch
 
 import memlab
 from benchmarks import report
-from benchmarks.recompute import chain_of, done
+from benchmarks.recompute import done, frontier_of
 from memlab import StepConfig, StepResult, Workload
 from memlab._util.units import GIB, MIB
 from memlab.techniques.step import build_step, set_seed
@@ -98,8 +98,8 @@ def measured_rungs() -> list[dict[str, Any]]:
 
 def final_loss(workload: Workload, config: StepConfig, num_updates: int, seed: int) -> float:
     """Return the mean loss of the last updates of a training run in this process."""
-    chain = chain_of(workload, config) if config.is_planned else None
-    plan = chain.pick(config.memory_budget) if chain else None
+    frontier = frontier_of(workload, config) if config.is_planned else None
+    plan = frontier.pick(config.memory_budget) if frontier else None
     step = build_step(workload, config, "cpu", plan=plan, seed=seed)
     losses = []
     for number in range(num_updates):

@@ -29,7 +29,7 @@ from torch import nn
 from benchmarks import report
 from memlab import StepConfig, Workload, workloads
 from memlab._util.units import KIB
-from memlab.cost_model.recorded_step import Failure, RecordedStep, from_recorded_step
+from memlab.cost_model.traced_step import Failure, TracedStep, from_traced_step
 from memlab.devices.cards import Target
 from memlab.memory.lifetimes import build_peak_bytes
 from memlab.memory.meter import Meter, record
@@ -112,11 +112,11 @@ def sharded(num_layers: int, *, on_meta: bool) -> tuple[Workload, StepConfig]:
 def predicted(num_layers: int, *, on_meta: bool) -> int:
     """Return the predicted peak of a rank's build."""
 
-    def peak(step: RecordedStep) -> int:
+    def peak(step: TracedStep) -> int:
         own = sizes_of(step.program.recording, step.program.layout, step.kernels().effects)
         return build_peak_bytes(step.program.trace(own, step.config.micro_batch_sizes))
 
-    found = from_recorded_step(
+    found = from_traced_step(
         peak, *sharded(num_layers, on_meta=on_meta), Target(kind="cpu", card=None, name="cpu"),
         seed=0, report=lambda progress: None, purpose="for its build",
     )  # fmt: skip

@@ -31,7 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memlab.trace import Phase, Trace
 from memlab.tracing import fake_cuda
-from memlab.tracing.recording import Recording
+from memlab.tracing.recording import OpTrace
 from memlab.tracing.tracker import Tracker, record_fake
 
 NUM_STEPS = 4
@@ -159,7 +159,7 @@ def convnets() -> dict[str, Build]:
         return {}
 
 
-def record(run: PublicRun) -> Recording:
+def record(run: PublicRun) -> OpTrace:
     """Return what the run would do on a CUDA card."""
     with fake_cuda.as_cuda() as device:
         tracker = Tracker(device.type)
@@ -171,9 +171,7 @@ def record(run: PublicRun) -> Recording:
         return record_fake(go, tracker)
 
 
-def held_at_first_reading(
-    run: PublicRun, recording: Recording, trace: Trace, reserved: Bytes
-) -> int:
+def held_at_first_reading(run: PublicRun, recording: OpTrace, trace: Trace, reserved: Bytes) -> int:
     """Return the reserved bytes that the published figure of a run leaves out.
 
     Args:

@@ -8,7 +8,7 @@ compared.
 
 Pointwise: goal, half of a transformer's saved bytes at 10 % more time of its operators, predicted
 for an H200; on a CPU its pointwise operators are not cheap, and only bytes are compared. Solving:
-goals, a chain for 48 layers in 1 s (recording apart), a plan for a budget in 5 ms. Verify: 500
+goals, a frontier for 48 layers in 1 s (recording apart), a plan for a budget in 5 ms. Verify: 500
 random combinations, fp32 within 1e-5, recompute bit by bit; goal, no mismatch (see
 `recompute_checks.py`).
 """
@@ -31,7 +31,7 @@ from memlab import StepConfig, StepResult, Workload
 from memlab._util.units import MIB
 from memlab.config import PRESET_POLICIES
 from memlab.devices.cards import resolve
-from memlab.prediction.chain import Chain
+from memlab.prediction.budget_frontier import BudgetFrontier
 from memlab.prediction.plans import chain_for
 from memlab.runtime import isolation
 from memlab.techniques.checkpointing.blocks import find_blocks
@@ -86,16 +86,16 @@ class Way:
 def ways(workload: Workload, batch_size: int, budgets: Sequence[float]) -> Iterator[Way]:
     """Yield the eager ways of a model, the plain one first."""
     plain = StepConfig(batch_size=batch_size)
-    chain = chain_of(workload, plain)
+    frontier = frontier_of(workload, plain)
     for budget in budgets:
         config = dataclasses.replace(plain, memory_budget=budget)
-        yield Way(OURS, f"{budget:g}", config, chain.pick(budget) if config.is_planned else None)
+        yield Way(OURS, f"{budget:g}", config, frontier.pick(budget) if config.is_planned else None)
     for k in range(1, len(find_blocks(workload.build_model())) + 1):
         by_hand = {"checkpointing": "blocks", "checkpoint_modules": f"every {k}"}
         yield Way(BY_HAND, f"every {k}", dataclasses.replace(plain, **by_hand))
 
 
-def chain_of(workload: Workload, config: StepConfig, device: str = "cpu") -> Chain:
+def frontier_of(workload: Workload, config: StepConfig, device: str = "cpu") -> BudgetFrontier:
     """Return the plans of a workload, made in the worker."""
     run = functools.partial(isolation.run, timeout_seconds=600, on_progress=None, cancel=None)
     return chain_for(workload, config, resolve(device), seed=0, run=run)
@@ -251,32 +251,32 @@ def saved_bytes(result: StepResult) -> int:
 
 
 def solving(num_layers: int = 48) -> dict[str, Any]:
-    """Return how long the chain of a deep GPT takes in this process, and picking from it."""
-    from memlab.prediction import chains
+    """Return how long the frontier of a deep GPT takes in this process, and picking from it."""
+    from memlab.prediction import planning
 
     seconds: list[float] = []
 
-    def timed(measured: Any) -> Chain:
+    def timed(measured: Any) -> BudgetFrontier:
         start = time.perf_counter()
-        chain = solve(measured)
+        frontier = solve(measured)
         seconds.append(time.perf_counter() - start)
-        return chain
+        return frontier
 
-    solve, chains.chain_of = chains.chain_of, timed
+    solve, planning.frontier_of = planning.frontier_of, timed
     start = time.perf_counter()
     try:
-        planning = chains.plan_in_process(
+        made = planning.plan_in_process(
             gpt(num_layers), PLAIN, resolve(CARD), seed=0, report=lambda progress: None
         )
     finally:
-        chains.chain_of = solve
+        planning.frontier_of = solve
     whole = time.perf_counter() - start
-    if planning.chain is None:
-        raise RuntimeError(planning.message)
+    if made.frontier is None:
+        raise RuntimeError(made.message)
     picks = []
     for budget in np.linspace(0, 1, 101):
         start = time.perf_counter()
-        planning.chain.pick(float(budget))
+        made.frontier.pick(float(budget))
         picks.append(time.perf_counter() - start)
     pick_ms = 1e3 * float(np.quantile(picks, 0.95))
     met = seconds[0] <= CHAIN_GOAL_SECONDS and pick_ms <= PICK_GOAL_MS
@@ -284,7 +284,7 @@ def solving(num_layers: int = 48) -> dict[str, Any]:
         "layers": num_layers,
         "recording s": whole - seconds[0],
         "chain s": seconds[0],
-        "plans": len(planning.chain.plans),
+        "plans": len(made.frontier.plans),
         "pick p95 ms": pick_ms,
         "goal": report.verdict(met),
     }
@@ -306,7 +306,7 @@ def main() -> None:
     print(peer := sac_milp())
     saved = pointwise(given.quick)
     report.show("saved for backward by a GPT of 4 layers, allocated", saved)
-    report.show(f"a chain of plans for a GPT, on {CARD}", [solved])
+    report.show(f"a frontier of plans for a GPT, on {CARD}", [solved])
     count = NUM_VERIFIED_QUICK if given.quick else NUM_VERIFIED
     checks = recompute_checks.verified(recompute_checks.combinations(count, given.quick))
     short = [{key: row[key] for key in ("precision", "verdict", "combinations")} for row in checks]

@@ -34,7 +34,7 @@ from benchmarks.ranks import Ranks
 from memlab import Outcome, StepConfig
 from memlab.devices.cards import resolve
 from memlab.errors import MemlabError
-from memlab.prediction.chains import plan_in_process
+from memlab.prediction.planning import plan_in_process
 from memlab.prediction.plans import plan_for
 from memlab.prediction.predict import predict_in_process
 from memlab.running import Ended

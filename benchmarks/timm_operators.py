@@ -17,8 +17,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from memlab.config import StepConfig
-from memlab.cost_model.recorded_step import Failure, RecordedStep, from_recorded_step
 from memlab.cost_model.roofline import Work, work_of
+from memlab.cost_model.traced_step import Failure, TracedStep, from_traced_step
 from memlab.devices import cards
 from memlab.devices.cards import Target
 from memlab.devices.operators import Signature, TensorSpec
@@ -88,7 +88,7 @@ def _is_as_measured(row: dict[str, str], operators: Sequence[Ran]) -> bool:
     return all(output.stride[1] == 1 for output in of_images)
 
 
-def recorded(row: dict[str, str], make: Callable[[RecordedStep], Any]) -> Any:
+def recorded(row: dict[str, str], make: Callable[[TracedStep], Any]) -> Any:
     """Return what `make` says of the recorded step of a row, or a `Failure`."""
     import timm
 
@@ -122,7 +122,7 @@ def recorded(row: dict[str, str], make: Callable[[RecordedStep], Any]) -> Any:
         channels_last=is_last,
     )
     target = Target(kind="cuda", card=cards.card(CARD), name=CARD)
-    return from_recorded_step(
+    return from_traced_step(
         make, workload, config, target, seed=0, report=lambda progress: None, purpose="to fit times"
     )
 

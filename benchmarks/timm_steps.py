@@ -31,8 +31,8 @@ from benchmarks import fit_times, report, time_doubt, timm_operators
 from benchmarks.gpu_peaks import PACKAGES_HELP
 from benchmarks.public_runs import use_packages
 from memlab._util.units import MIB
-from memlab.cost_model.recorded_step import Failure, RecordedStep
 from memlab.cost_model.roofline import table
+from memlab.cost_model.traced_step import Failure, TracedStep
 from memlab.prediction.predict import _forecast, _taken
 
 # What a process held beside the allocator before kernels were loaded one by one (CUDA 11.7), on an
@@ -54,7 +54,7 @@ def predicted(row: dict[str, str], number: int, folder: Path) -> dict[str, Any]:
     start = time.perf_counter()
     batch = int(row["batch"])
 
-    def judge(step: RecordedStep) -> dict[str, Any]:
+    def judge(step: TracedStep) -> dict[str, Any]:
         timm_operators.keep(number, step.program, folder)
         card = step.target.card
         assert card is not None

@@ -301,7 +301,7 @@ class Checkpointing(StrEnum):
 PRESET_POLICIES = ("recompute-all", "keep-matmuls", "keep-attention", "recompute-pointwise")
 MOST_SAMPLES = 10**9  # in one update: more than any data set has, and small enough to count
 COUNT = count(1, MOST_SAMPLES)
-OF_RANKS = dict.fromkeys(("world_size", "tensor_parallel_size"), count(1, MOST_RANKS))
+RANK_FIELDS = dict.fromkeys(("world_size", "tensor_parallel_size"), count(1, MOST_RANKS))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -557,7 +557,7 @@ def _rules() -> tuple[tuple[str, Rule], ...]:
     """Return the name of each field and the rule for its value."""
     types: dict[str, Any] = {field.name: field.type for field in fields(StepConfig)}
     by_type = {name: COUNT if kind is int else rule_for(kind) for name, kind in types.items()}
-    return tuple((by_type | OF_RANKS | _PARSERS).items())
+    return tuple((by_type | RANK_FIELDS | _PARSERS).items())
 
 
 @functools.cache

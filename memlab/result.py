@@ -28,10 +28,10 @@ RunsWithin = Callable[[int], bool]
 """Whether a step whose peak is above a limit runs within it all the same."""
 
 
-class Judgement(StrEnum):
+class FitStatus(StrEnum):
     """Whether a step fits, as far as the uncertainty of its peak allows to say.
 
-    >>> Judgement.TOO_CLOSE == "too close"
+    >>> FitStatus.TOO_CLOSE == "too close"
     True
     """
 
@@ -40,7 +40,7 @@ class Judgement(StrEnum):
     DOES_NOT_FIT = "does not fit"
 
     @classmethod
-    def of(cls, fits: bool | None, *, is_close: bool | None) -> "Judgement | None":
+    def of(cls, fits: bool | None, *, is_close: bool | None) -> "FitStatus | None":
         """Return the judgement whose halves are `StepResult.fits` and `close_to_limit`."""
         if fits is None:
             return None
@@ -288,7 +288,7 @@ class StepResult:
     fits: bool | None = None
     close_to_limit: bool | None = None
     usable_memory_bytes: int | None = None
-    fit: Judgement | None = None
+    fit: FitStatus | None = None
     uncertainty: Mapping[str, float] | None = None
     notes: tuple[str, ...] = ()
     parameter_formats: tuple[str, ...] = ()
@@ -377,7 +377,7 @@ class StepResult:
         """
         limit = size("memory_limit", memory_limit)
         fits, is_close = self._judged(limit, runs_within)
-        of_limit = Judgement.of(fits, is_close=is_close)
+        of_limit = FitStatus.of(fits, is_close=is_close)
         fit = self._fit_of_device(runs_within) if limit is None else of_limit
         judged: dict[str, Any] = {
             "memory_limit_bytes": limit, "fits": fits, "close_to_limit": is_close, "fit": fit,
@@ -396,8 +396,8 @@ class StepResult:
         if limit_bytes == ran_under and self.fits is not None:
             return self.fits, self.close_to_limit  # what was found under that very limit
         if ran_under is None and limit_bytes == self.usable_memory_bytes and self.fit and peak:
-            is_close = self.fit is Judgement.TOO_CLOSE  # likewise, for the memory of its device
-            return peak.fits(limit_bytes) if is_close else self.fit is Judgement.FITS, is_close
+            is_close = self.fit is FitStatus.TOO_CLOSE  # likewise, for the memory of its device
+            return peak.fits(limit_bytes) if is_close else self.fit is FitStatus.FITS, is_close
 
         # a prediction that runs out of memory says nothing of the step
         ran_out = self.outcome is Outcome.OUT_OF_MEMORY and self.source is not Source.PREDICTED
@@ -413,17 +413,17 @@ class StepResult:
         runs_within = runs_within and cache(runs_within)  # both ask for this limit
         return peak.fits(limit_bytes, runs_within), peak.is_close_to(limit_bytes, runs_within)
 
-    def _fit_of_device(self, runs_within: RunsWithin | None) -> Judgement | None:
+    def _fit_of_device(self, runs_within: RunsWithin | None) -> FitStatus | None:
         """Return `fit` without a limit: that of the memory which the device has."""
         is_without_limit = self.memory_limit_bytes is None
         ran_out = self.outcome is Outcome.OUT_OF_MEMORY and self.source is not Source.PREDICTED
         if ran_out and is_without_limit:
-            return Judgement.DOES_NOT_FIT
+            return FitStatus.DOES_NOT_FIT
         if is_without_limit and self.fit is not None:
             return self.fit
 
         fits, is_close = self._judged(self.usable_memory_bytes, runs_within)
-        return Judgement.of(fits, is_close=is_close)
+        return FitStatus.of(fits, is_close=is_close)
 
     @property
     def _ran_on_its_device(self) -> bool:
@@ -479,12 +479,12 @@ class StepResult:
         holdings = data.get("peak_holdings", ())  # older records have none
         fit = data.get("fit")
         if fit is None:  # also in data of an older version
-            fit = Judgement.of(data.get("fits"), is_close=data.get("close_to_limit"))
+            fit = FitStatus.of(data.get("fits"), is_close=data.get("close_to_limit"))
         return cls(**{
             **data,
             "outcome": Outcome(data["outcome"]),
             "source": Source(data["source"]),
-            "fit": None if fit is None else Judgement(fit),
+            "fit": None if fit is None else FitStatus(fit),
             "config": StepConfig(**data["config"]),
             "peak_holdings": tuple(Holding.from_dict(holding) for holding in holdings),
             "peak_place": place and Place(**{**place, "phase": Phase(place["phase"])}),
@@ -527,7 +527,7 @@ class StepResult:
 
         limit, usable, needed = self.memory_limit_bytes, self.usable_memory_bytes, self.needed_bytes
         judged = "not known whether it fits" if self.fit is None else str(self.fit)
-        judged = "too close to say" if self.fit is Judgement.TOO_CLOSE else judged
+        judged = "too close to say" if self.fit is FitStatus.TOO_CLOSE else judged
         of_device = f"{format_bytes(usable)}: {judged}" if usable and not limit else ""
         held = sorted((self.peak_by_category or {}).items(), key=lambda item: -item[1])
         named = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in held if size]

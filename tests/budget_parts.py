@@ -8,7 +8,7 @@ from torch import nn
 import memlab
 from memlab import Outcome, StepConfig, Workload
 from memlab.devices.cards import resolve
-from memlab.prediction import chains
+from memlab.prediction import planning
 from memlab.prediction.predict import predict_in_process
 from tests.models import blocks
 
@@ -80,12 +80,12 @@ def regression(model, *shape):
     )
 
 
-def chain_of(workload, config=None, device="cpu"):
-    planning = chains.plan_in_process(
+def frontier_of(workload, config=None, device="cpu"):
+    made = planning.plan_in_process(
         workload, config or StepConfig(), resolve(device), seed=0, report=lambda progress: None
     )
-    assert planning.chain is not None, planning.message
-    return planning.chain
+    assert made.frontier is not None, made.message
+    return made.frontier
 
 
 def predicted(workload, config, device, plan):

@@ -5,7 +5,7 @@ from torch import nn
 
 from memlab import Workload
 from memlab.devices.cards import resolve
-from memlab.prediction.chains import plan_in_process
+from memlab.prediction.planning import plan_in_process
 from memlab.prediction.plans import plan_for
 from memlab.techniques.step import build_step, set_seed
 from memlab.workloads.language import Gpt

@@ -114,8 +114,8 @@ FIRST = (
 
 OF_OPTIMIZER = tuple(c.field for technique in texts.OF_OPTIMIZER for c in technique.controls)
 RANKS = "world_size"  # whose slider is folded with the choices of ranks
-OF_RANKS = tuple(c.field for c in texts.OF_RANKS.controls if c.field != RANKS)
-PLACED = (*SLIDERS, RANKS, "precision", *FIRST, *OF_OPTIMIZER, *OF_RANKS)
+RANK_FIELDS = tuple(c.field for c in texts.RANK_FIELDS.controls if c.field != RANKS)
+PLACED = (*SLIDERS, RANKS, "precision", *FIRST, *OF_OPTIMIZER, *RANK_FIELDS)
 MORE = (*FIRST, *(field for field in CONTROLS if field not in PLACED))
 
 
@@ -263,10 +263,10 @@ class Controls:
             tooltip=tooltip("precision"),
         )
         self._formats: tuple[str, ...] = ()
-        made = {field: _choice(field) for field in (*MORE, *OF_OPTIMIZER, *OF_RANKS)}
+        made = {field: _choice(field) for field in (*MORE, *OF_OPTIMIZER, *RANK_FIELDS)}
         self.more = tuple(made[field] for field in MORE)
         self.of_optimizer = tuple(made[field] for field in OF_OPTIMIZER)
-        self.of_ranks = tuple(made[field] for field in OF_RANKS)
+        self.of_ranks = tuple(made[field] for field in RANK_FIELDS)
         self._choices = {"precision": self.precision, **made}
         self._has_blocks = True
         for choice in self._choices.values():
@@ -567,7 +567,7 @@ REMEDIES: tuple[Mapping[str, object], ...] = (
 def ranks_line(
     settings: Settings,
     wrong: Mapping[str, str],
-    asked: Setup,
+    setup: Setup,
     *,
     is_here: bool,
     num_cards: int | None = None,
@@ -577,7 +577,7 @@ def ranks_line(
     Args:
         settings: on screen.
         wrong: the error of each setting that is not allowed, by field.
-        asked: the same settings, with defaults in place of wrong ones.
+        setup: the same settings, with defaults in place of wrong ones.
         is_here: whether the device is in this machine, so that Run starts real ranks.
         num_cards: of the cluster on screen; None if the device is none.
     """
@@ -587,16 +587,16 @@ def ranks_line(
         return Line(ALONE) if num_cards is None else _unused_line(num_cards)
     if wrong:
         return Line("needs valid settings above first")
-    if refused := refusal_line((SHARDING,), asked):
+    if refused := refusal_line((SHARDING,), setup):
         return refused
-    if asked.config.world_size == 1:
-        return Line(SHARDING.says(asked), remedy=TWO, kind=WARN)
+    if setup.config.world_size == 1:
+        return Line(SHARDING.says(setup), remedy=TWO, kind=WARN)
 
-    most = most_ranks(asked.device) if is_here else None
-    if most is not None and asked.config.world_size > most:
+    most = most_ranks(setup.device) if is_here else None
+    if most is not None and setup.config.world_size > most:
         at_most = f"; Run starts at most {most} ranks on this machine, so this is predicted only"
-        return Line(SHARDING.says(asked) + at_most, kind=WARN)
-    return Line(SHARDING.says(asked))
+        return Line(SHARDING.says(setup) + at_most, kind=WARN)
+    return Line(SHARDING.says(setup))
 
 
 def ranks_label(settings: Settings) -> str:

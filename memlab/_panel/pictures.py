@@ -42,7 +42,7 @@ from memlab.trace import Category, Phase
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from memlab.prediction.forecast import Forecast
+    from memlab.prediction.batch_size_model import BatchSizeModel
 
 # What the charts of several runs compare: the axes of the heat map, the neighbours of a
 # setting.
@@ -436,7 +436,7 @@ class Scene:
     runs: tuple[Run, ...]
     limit_bytes: int | None
     why: str = ""
-    forecast: "Forecast | None" = None
+    forecast: "BatchSizeModel | None" = None
     neighbours: tuple[StepResult, ...] = ()
     is_settled: bool = True
 

@@ -17,21 +17,21 @@ from memlab.errors import MemlabError
 from memlab.prediction.interpolation import (
     can_regroup,
     can_replan,
+    estimate_accumulation,
+    estimate_budget,
     interpolated,
     plan_at,
-    regrouped,
     renamed,
-    replanned,
 )
-from memlab.prediction.plans import known_chain
+from memlab.prediction.plans import known_frontier
 from memlab.result import Outcome, Source, StepResult
 from memlab.running import Progress
 from memlab.runtime.isolation import is_measuring
 from memlab.workload import Workload
 
 if TYPE_CHECKING:
-    from memlab.prediction.chain import Chain
-    from memlab.prediction.forecast import Forecast
+    from memlab.prediction.batch_size_model import BatchSizeModel
+    from memlab.prediction.budget_frontier import BudgetFrontier
     from memlab.prediction.predict import Prediction
 
 
@@ -110,7 +110,7 @@ class Estimate:
     question: Question
     result: StepResult
     exact: bool
-    forecast: "Forecast | None" = None
+    forecast: "BatchSizeModel | None" = None
     how: How = How.PREDICTED
 
     @property
@@ -150,8 +150,8 @@ class Answers:
         chain_of: returns the plans of the budgets of a question, if they are known.
     """
 
-    def __init__(self, chain_of: "Callable[[Question], Chain | None]") -> None:
-        self._chain_of = chain_of
+    def __init__(self, frontier_of: "Callable[[Question], BudgetFrontier | None]") -> None:
+        self._frontier_of = frontier_of
         self._kept: dict[Question, Prediction] = {}  # the one looked at last comes last
         self._doubted: set[Question] = set()  # those of them that the worker predicts again
 
@@ -166,21 +166,21 @@ class Answers:
         if key is None or key == question:
             return None if key is None else self._kept[key]
 
-        prediction, chain = self._kept[key], self.plans_of(question)
-        if chain is None:
+        prediction, frontier = self._kept[key], self.plans_of(question)
+        if frontier is None:
             return None
-        result = renamed(prediction.result, question.config, chain)
+        result = renamed(prediction.result, question.config, frontier)
         return dataclasses.replace(prediction, result=result)
 
     def _key(self, question: Question) -> Question | None:
         """Return the answered question that has the answer to this one: itself, or its plan."""
         if question in self._kept:
             return question
-        chain = self.plans_of(question) if question.config.is_planned else None
-        if chain is None:
+        frontier = self.plans_of(question) if question.config.is_planned else None
+        if frontier is None:
             return None
 
-        plan = plan_at(chain, question.config)
+        plan = plan_at(frontier, question.config)
         return next(
             (
                 known
@@ -188,16 +188,16 @@ class Answers:
                 if known.relatives == question.relatives
                 and known == question.with_budget(known.config.memory_budget)
                 and known.config.is_planned
-                and plan_at(chain, known.config) is plan
+                and plan_at(frontier, known.config) is plan
                 and prediction.result.outcome is Outcome.OK  # what ended early tells of itself only
             ),
             None,
         )
 
-    def plans_of(self, question: Question) -> "Chain | None":
+    def plans_of(self, question: Question) -> "BudgetFrontier | None":
         """Return the plans of a question if they are known, and if there is one that recomputes."""
-        chain = self._chain_of(question)
-        return chain if chain is not None and len(chain.plans) > 1 else None
+        frontier = self._frontier_of(question)
+        return frontier if frontier is not None and len(frontier.plans) > 1 else None
 
     def of(self, workload_name: str, device: str) -> "list[Prediction]":
         """Return every answer about a workload on a device."""
@@ -301,7 +301,7 @@ class Estimator:
                 how=How.PREDICTED if exact else How.INTERPOLATED,
             )
         if (near := self._regroupable(question)) is not None:
-            result = regrouped(self._answers.kept[near], config)
+            result = estimate_accumulation(self._answers.kept[near], config)
             return Estimate(question=question, result=result, exact=False, how=How.ESTIMATED)
         return None
 
@@ -316,10 +316,10 @@ class Estimator:
         of_batch = None if exact else self._of_same_budget(same)
         base = exact.result if exact else of_batch.result if of_batch else None
         planned = question if self._answers.plans_of(question) else known
-        chain = self._answers.plans_of(planned)
-        if base is None or chain is None or base.outcome is not Outcome.OK:
+        frontier = self._answers.plans_of(planned)
+        if base is None or frontier is None or base.outcome is not Outcome.OK:
             return None
-        result = replanned(base, question.config, chain, planned.config)
+        result = estimate_budget(base, question.config, frontier, planned.config)
         return Estimate(question=question, result=result, exact=False, how=How.ESTIMATED)
 
     def _replannable(self, question: Question) -> Question | None:
@@ -373,7 +373,9 @@ class Estimator:
         is_recorded = forecast is not None and forecast.is_exact(question.config.micro_batch_sizes)
         return is_recorded and not self._answers.is_doubted(near)
 
-    def _nearest(self, question: Question, covers: Callable[["Forecast"], bool]) -> Question | None:
+    def _nearest(
+        self, question: Question, covers: Callable[["BatchSizeModel"], bool]
+    ) -> Question | None:
         family, config = question.family, question.config
         found = [
             (self._answers.is_doubted(known), _distance(known.config, config), -age, known)
@@ -428,7 +430,7 @@ class Forecasts:
         tell: Callable[[str], None],
     ) -> None:
         self._workloads, self._arrived, self._tell = workloads, arrived, tell
-        self._answers = Answers(self._chain_of)
+        self._answers = Answers(self._frontier_of)
         self._estimator = Estimator(self._answers)
         self._last: Estimate | None = None  # the last one that did not come from the worker
         self._condition = threading.Condition()
@@ -468,9 +470,9 @@ class Forecasts:
                 return last
             return self._estimator.best(question)
 
-    def _chain_of(self, question: Question) -> "Chain | None":
+    def _frontier_of(self, question: Question) -> "BudgetFrontier | None":
         workload = self._workloads[question.workload_name]
-        return known_chain(workload, question.config, question.device, seed=0)
+        return known_frontier(workload, question.config, question.device, seed=0)
 
     def known(self, question: Question) -> StepResult | None:
         """Return the worker's answer to exactly this question; None if there is none."""

@@ -23,7 +23,7 @@ from memlab._util.units import format_bytes, signed_bytes
 from memlab.config import StepConfig
 from memlab.devices.here import resolve_device
 from memlab.errors import ConfigError, DeviceError, MemlabError
-from memlab.result import Judgement, StepResult, format_percent
+from memlab.result import FitStatus, StepResult, format_percent
 from memlab.runtime.isolation import prewarm
 from memlab.runtime.verify_report import VerifyReport
 from memlab.search.alternatives import time_beside
@@ -273,7 +273,7 @@ class Fitting:
             row_html(
                 _settings(found),
                 _price(found, self._found[0]),
-                is_close=found.fit is Judgement.TOO_CLOSE,
+                is_close=found.fit is FitStatus.TOO_CLOSE,
             )
             for found in self._found
         ]
@@ -301,7 +301,7 @@ class Fitting:
         }
         self._view.controls.set(target)
         self._set = self._view.controls.settings()
-        is_close = found.fit is Judgement.TOO_CLOSE
+        is_close = found.fit is FitStatus.TOO_CLOSE
         kind = state.WARN if is_close else state.GOOD
         self._page.say(f"moved to {_settings(found)}: {_price(found, found)}, predicted", kind)
         self.refresh()
@@ -389,7 +389,7 @@ def _price(result: StepResult, fastest: StepResult) -> str:
     if peak is not None:
         said.append(peak.in_words)
         needed, is_above = peak.needed_bytes, limit is not None and peak.upper_bytes > limit
-        if needed is not None and is_above and result.fit is Judgement.FITS:
+        if needed is not None and is_above and result.fit is FitStatus.FITS:
             said.append(
                 f"can run in {format_bytes(needed)} ± {format_percent(peak.needed_uncertainty)}"
             )

@@ -15,7 +15,7 @@ from typing import Any
 from memlab._util.units import format_bytes
 from memlab.config import Precision, Sharding, StepConfig, allowed_value
 from memlab.errors import ConfigError
-from memlab.result import CountedPeak, Judgement, Outcome, Source, StepResult, format_percent
+from memlab.result import CountedPeak, FitStatus, Outcome, Source, StepResult, format_percent
 from memlab.runtime.accumulation import AccumulationEffect
 from memlab.runtime.inspect import WorkloadFacts
 from memlab.runtime.verify_report import VerifyReport
@@ -310,10 +310,10 @@ def _fit_of_peak(result: StepResult, peak: CountedPeak, limit_bytes: int) -> Ver
     if has_less_cache:
         detail += "; at the limit the caching allocator gives back what it holds unused"
 
-    if result.fit is Judgement.TOO_CLOSE:
+    if result.fit is FitStatus.TOO_CLOSE:
         about = f" ± {format_percent(peak.judged_uncertainty)}"
         return Verdict(WARN, f"too close to say: {share}{about}", f"{detail}{about}")
-    if result.fit is Judgement.FITS:
+    if result.fit is FitStatus.FITS:
         return Verdict(GOOD, f"fits{' with less cache' * has_less_cache}: {share}", detail)
     measured = result.source is Source.MEASURED
     return Verdict(BAD, f"does not fit: {share}", result.message if measured else detail)

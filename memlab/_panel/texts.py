@@ -77,8 +77,8 @@ OF_OPTIMIZER = (
 """Techniques whose controls have a line of their own."""
 
 ON_TOP = (accumulation.BATCH, checkpointing.BUDGET, precision.PRECISION)
-OF_RANKS = sharding.SHARDING
-ELSEWHERE = (*ON_TOP, OF_RANKS)  # not folded under "more"
+RANK_FIELDS = sharding.SHARDING
+ELSEWHERE = (*ON_TOP, RANK_FIELDS)  # not folded under "more"
 SHOWN = {"optimizer", *(c.field for technique in ELSEWHERE for c in technique.controls)}
 DIVIDED = {"accumulation_steps": dividing_accumulation, "batch_size": nearest_batch}
 """What to set where ranks cannot divide a batch."""
@@ -92,14 +92,14 @@ NOT_SPLIT = "the batch is not split"
 NOT_DRAWN = "this picture cannot be drawn"
 
 
-def budget_line(settings: Settings, facts: WorkloadFacts | None, asked: Setup) -> Line:
+def budget_line(settings: Settings, facts: WorkloadFacts | None, setup: Setup) -> Line:
     """Explain the memory budget, or why this workload cannot have one below 1."""
     budget = settings["memory_budget"]
     if budget >= 1.0:
         return Line("keeps every activation for backward; nothing is recomputed")
     if settings["budget_engine"] == BudgetEngine.COMPILE:
         return _compiled_budget_line(budget, facts)
-    if refused := refusal_line((checkpointing.BUDGET,), asked):
+    if refused := refusal_line((checkpointing.BUDGET,), setup):
         return refused
     if budget == 0.0:
         return Line("keeps as few activations as this model can, and recomputes the rest")
@@ -258,29 +258,29 @@ def precision_line(settings: Settings, facts: WorkloadFacts | None, device: str)
     return Line(texts[precision])
 
 
-def more_line(asked: Setup, facts: WorkloadFacts | None, name: str) -> Line:
+def more_line(setup: Setup, facts: WorkloadFacts | None, name: str) -> Line:
     """Explain the folded controls that are on, or why one of them is not possible."""
-    if refused := refusal_line(MORE, asked):
+    if refused := refusal_line(MORE, setup):
         return refused
-    said = [clause for technique in MORE if (clause := technique.says(asked))]
+    said = [clause for technique in MORE if (clause := technique.says(setup))]
     if facts and not facts.blocks:
         said.insert(0, f"{name} has no repeated blocks to checkpoint")
     return Line("; ".join(said) or "all of these are off")
 
 
-def optimizer_line(asked: Setup) -> Line:
+def optimizer_line(setup: Setup) -> Line:
     """Explain the optimizer, its implementation and when it runs, or why it is not possible."""
     # OPTIMIZER itself is not checked here, since it imports a package for a second in the kernel;
     # a prediction reports its refusal
-    if refused := refusal_line(OF_OPTIMIZER[1:], asked):
+    if refused := refusal_line(OF_OPTIMIZER[1:], setup):
         return refused
-    return Line("; ".join(clause for t in OF_OPTIMIZER if (clause := t.says(asked))))
+    return Line("; ".join(clause for t in OF_OPTIMIZER if (clause := t.says(setup))))
 
 
-def refusal_line(techniques: Iterable[Technique], asked: Setup) -> Line | None:
+def refusal_line(techniques: Iterable[Technique], setup: Setup) -> Line | None:
     """Return why one of these techniques is refused, with a remedy; None if none is refused."""
     for technique in techniques:
-        for refusal in technique.refusals(asked):
+        for refusal in technique.refusals(setup):
             if not refusal.remedies:
                 return Line(str(refusal), kind=WARN)
             remedy = refusal.remedies[0]

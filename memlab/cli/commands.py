@@ -30,7 +30,7 @@ from memlab.cli.models import IMPORT_PATH, SEPARATOR, AskedModel, imported
 from memlab.config import PRESET_POLICIES, StepConfig
 from memlab.errors import ConfigError, MemlabError
 from memlab.integrations.export import Flavor, export_script
-from memlab.result import Judgement, Outcome, StepResult
+from memlab.result import FitStatus, Outcome, StepResult
 from memlab.search.recommend import recommend
 from memlab.search.sweep import sweep
 from memlab.store.compare import MEMORY_TOLERANCE, TIME_TOLERANCE, compare
@@ -286,7 +286,7 @@ def code_of(result: StepResult) -> ExitCode:
         return ExitCode.NO
     if result.outcome is not Outcome.OK:
         return ExitCode.NO_ANSWER
-    return ExitCode.YES if result.fit in (None, Judgement.FITS) else ExitCode.NO
+    return ExitCode.YES if result.fit in (None, FitStatus.FITS) else ExitCode.NO
 
 
 def _fit_in_words(result: StepResult) -> str:
@@ -296,7 +296,7 @@ def _fit_in_words(result: StepResult) -> str:
     if result.fit is None or room is None:
         return ""
     what = "the memory limit" if limit else f"what PyTorch can reserve on {result.device}"
-    if result.fit is Judgement.TOO_CLOSE:
+    if result.fit is FitStatus.TOO_CLOSE:
         return f"too close to {format_bytes(room)}, {what}, to say whether it fits"
     return f"{result.fit} {format_bytes(room)}, {what}"
 

@@ -1,6 +1,6 @@
 """What operators cost: seconds, and the memory that they take beside their outputs.
 
-- `recorded_step.py` traces a step for a CPU or a card, with the memory and time of its kernels.
+- `traced_step.py` traces a step for a CPU or a card, with the memory and time of its kernels.
   Start here. `targets.py` decides which of the files below are used.
 - For a CPU, operators are run alone, once: `calibration.py`, which also finds what Python adds.
   `cost_store.py` caches the costs on disk, `measured_runs.py` compares them with measured steps.

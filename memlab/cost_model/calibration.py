@@ -189,7 +189,7 @@ NEAR_SECONDS = 600.0
 AGAIN_AFTER_SECONDS = 60.0  # since a time of a busy machine: its load is probably still there
 
 
-def doubted(known: Costs, before: float | None) -> dict[Signature, OperatorCost]:
+def to_remeasure(known: Costs, before: float | None) -> dict[Signature, OperatorCost]:
     """Return the costs that were taken before a date, or that have no date; none if it is None.
 
     A cost with a date in the future counts as one without a date, since a clock was wrong.
@@ -255,7 +255,7 @@ def calibrate(
     store: Store | None,
     max_bytes: int,
     num_outputs: Mapping[Signature, int] | None = None,
-    doubted_before: float | None = None,
+    remeasure_before: float | None = None,
     on_progress: Callable[[float], None] | None = None,
 ) -> Calibration:
     """Return what each operator costs on this machine's CPU with the present number of threads.
@@ -268,13 +268,13 @@ def calibrate(
             smaller leading dimensions, and its cost is marked `extrapolated`.
         num_outputs: tensors that operators return, by fake tensors. A stored cost of another number
             is not believed: the operator is run again.
-        doubted_before: costs that were taken before this date, in seconds since 1970, are taken
+        remeasure_before: costs that were taken before this date, in seconds since 1970, are taken
             again; None to believe all.
         on_progress: called with the fraction that is done; what it raises ends the calibration.
     """
     wanted = list(dict.fromkeys(signatures))
     known = {} if store is None else store.read(wanted)
-    old = doubted(known, doubted_before)
+    old = to_remeasure(known, remeasure_before)
     odd = {
         signature: cost
         for signature, cost in known.items()
@@ -298,8 +298,8 @@ def calibrate(
     if store is not None:
         store.drop(s for s in odd if not _has_same_outputs(odd[s], known.get(s)))
         store.write({signature: known[signature] for signature in missing if signature in known})
-        if doubted_before is not None:
-            forget_others(store, old, known, doubted_before)
+        if remeasure_before is not None:
+            forget_others(store, old, known, remeasure_before)
     result.update({signature: known.get(signature) for signature in wanted})
     return result
 
@@ -444,7 +444,7 @@ TINY, TINY_LAYERS, TINY_STEPS = 4, 4, 30
 
 
 def overhead_seconds(
-    store: Store | None, doubted_before: float | None = None
+    store: Store | None, remeasure_before: float | None = None
 ) -> dict[Phase, float]:
     """Return what an operator of each phase takes besides its kernel, in seconds.
 
@@ -453,10 +453,10 @@ def overhead_seconds(
 
     Args:
         store: as for `calibrate`.
-        doubted_before: as for `calibrate`.
+        remeasure_before: as for `calibrate`.
     """
     known = {} if store is None else store.read(list(OVERHEADS.values()))
-    old = doubted(known, doubted_before)
+    old = to_remeasure(known, remeasure_before)
     known = {signature: cost for signature, cost in known.items() if signature not in old}
     found = {phase: known.get(signature) for phase, signature in OVERHEADS.items()}
     is_known = all(cost is not None and cost.seconds is not None for cost in found.values())

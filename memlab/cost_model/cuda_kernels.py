@@ -6,7 +6,7 @@ contiguous copies, partial sums, what NCCL's process group copies. Some operator
 terms of others (`CompositeExplicitAutograd`) and have no CUDA kernel of their own: the intermediate
 tensors of the losses among them are counted here too.
 
-To add a rule, write a function that takes an operator and returns its `Effect`, and add it to
+To add a rule, write a function that takes an operator and returns its `KernelMemory`, and add it to
 `RULES` at the end of this file.
 
 Left out: what convolutions take if there is room (`cudnn_workspace`), allocations below 1 MiB,
@@ -27,8 +27,8 @@ from memlab.cost_model.roofline import FUSED_ROWS
 from memlab.devices.cards import CUBLAS_WORKSPACE_BYTES, Card
 from memlab.devices.operators import TensorSpec, tensors_of
 from memlab.trace import Phase
-from memlab.tracing.assembly import Effect
-from memlab.tracing.recording import Operator, Recording
+from memlab.tracing.assembly import KernelMemory
+from memlab.tracing.recording import Operator, OpTrace
 
 CUBLAS = frozenset(
     "aten::" + name for name in ("addmm", "addmv", "baddbmm", "bmm", "dot", "mm", "mv", "vdot")
@@ -41,7 +41,7 @@ WARP = 32
 SORTED_FROM = 3073
 
 
-def effects(recording: Recording, card: Card | None) -> list[Effect | None]:
+def effects(recording: OpTrace, card: Card | None) -> list[KernelMemory | None]:
     """Return the memory of each operator's kernel; None if fake tensors show everything.
 
     Args:
@@ -51,11 +51,11 @@ def effects(recording: Recording, card: Card | None) -> list[Effect | None]:
     found = [_effect(operator, card) for operator in recording.operators]
     workspace = CUBLAS_WORKSPACE_BYTES if card is None else card.cublas_workspace_bytes
     for number in _first_uses(recording):
-        found[number] = Effect(kept_bytes=workspace)
+        found[number] = KernelMemory(kept_bytes=workspace)
     return found
 
 
-def _first_uses(recording: Recording) -> list[int]:
+def _first_uses(recording: OpTrace) -> list[int]:
     """Return the operators that create a cuBLAS handle, whose workspace is never freed.
 
     Each thread has its own handle (CublasHandlePool.cpp), and backward runs in its own thread.
@@ -68,23 +68,23 @@ def _first_uses(recording: Recording) -> list[int]:
     return list(first.values())
 
 
-def _effect(operator: Operator, card: Card | None) -> Effect | None:
+def _effect(operator: Operator, card: Card | None) -> KernelMemory | None:
     if operator.signature is None or operator.name not in RULES:
         return None
     return RULES[operator.name](operator, card)
 
 
-def _layer_norm(operator: Operator, _: Card | None) -> Effect | None:
+def _layer_norm(operator: Operator, _: Card | None) -> KernelMemory | None:
     """Count copies of non-contiguous inputs (`expect_contiguous` in layer_norm_kernel.cu).
 
     The kernels of RMS norm are in the same file.
     """
     count = 2 if operator.name.endswith("backward") else 1  # gradient and input, or the input
     size = sum(_copied_bytes(spec) for spec in _arguments(operator)[:count])
-    return Effect(workspace_bytes=size) if size else None
+    return KernelMemory(workspace_bytes=size) if size else None
 
 
-def _bce_with_logits(operator: Operator, _: Card | None) -> Effect | None:
+def _bce_with_logits(operator: Operator, _: Card | None) -> KernelMemory | None:
     """Count log(sigmoid(x)), and the losses before they are summed.
 
     Weights of positives take as much, but are gone before the losses are there.
@@ -92,19 +92,19 @@ def _bce_with_logits(operator: Operator, _: Card | None) -> Effect | None:
     """
     is_reduced = not operator.outputs[0].shape
     size = _numel(_arguments(operator)[0]) * operator.outputs[0].dtype.itemsize
-    return Effect(workspace_bytes=size * (1 + is_reduced))
+    return KernelMemory(workspace_bytes=size * (1 + is_reduced))
 
 
-def _logsumexp(operator: Operator, _: Card | None) -> Effect | None:
+def _logsumexp(operator: Operator, _: Card | None) -> KernelMemory | None:
     """Count the exponentials, and the maxima that are subtracted before.
 
     Source: `logsumexp_out_impl` in ATen/native/ReduceOps.cpp.
     """
     sizes = _numel(_arguments(operator)[0]), _numel(operator.outputs[0])
-    return Effect(workspace_bytes=sum(sizes) * operator.outputs[0].dtype.itemsize)
+    return KernelMemory(workspace_bytes=sum(sizes) * operator.outputs[0].dtype.itemsize)
 
 
-def _embedding_backward(operator: Operator, _: Card | None) -> Effect | None:
+def _embedding_backward(operator: Operator, _: Card | None) -> KernelMemory | None:
     """Count sorted indices and sums of parts of segments (embedding_backward_cuda_kernel)."""
     gradient, indices = _arguments(operator)[:2]
     count, width = _numel(indices), gradient.shape[-1]
@@ -113,10 +113,10 @@ def _embedding_backward(operator: Operator, _: Card | None) -> Effect | None:
     num_weights = operator.outputs[0].shape[0]
     most_parts = count // ROWS_PER_THREAD + min(count, num_weights)
     sums = most_parts * (-(-width // WARP) * WARP) * 4  # in fp32, whatever the gradient
-    return Effect(workspace_bytes=sums + 4 * count * indices.dtype.itemsize)
+    return KernelMemory(workspace_bytes=sums + 4 * count * indices.dtype.itemsize)
 
 
-def _flash_backward(operator: Operator, _: Card | None) -> Effect | None:
+def _flash_backward(operator: Operator, _: Card | None) -> KernelMemory | None:
     """Count gradients of queries in fp32, which blocks add to, and those of keys that heads share.
 
     Source: `mha_bwd` in ATen/native/transformers/cuda/flash_attn/flash_api.cpp, which is that of
@@ -129,14 +129,14 @@ def _flash_backward(operator: Operator, _: Card | None) -> Effect | None:
     workspace = rows * 4 * (_rounded(size, 32 if size <= 128 else 64) + 1)
     if key.shape[1] != heads:
         workspace += 2 * samples * heads * key.shape[2] * size * key.dtype.itemsize
-    return Effect(workspace_bytes=workspace)
+    return KernelMemory(workspace_bytes=workspace)
 
 
 def _rounded(number: int, step: int) -> int:
     return -(-number // step) * step
 
 
-def _recurrent(operator: Operator, _: Card | None) -> Effect | None:
+def _recurrent(operator: Operator, _: Card | None) -> KernelMemory | None:
     """Count cuDNN's reserve: what backward needs of every step, layer and direction.
 
     cuDNN does not publish its size. This counts what the arithmetic needs: the gates, and for an
@@ -153,10 +153,10 @@ def _recurrent(operator: Operator, _: Card | None) -> Effect | None:
     steps = x.shape[0] if args[14] else x.shape[0] * x.shape[1]  # packed, or padded
     size = steps * layers * directions * hidden * values * x.dtype.itemsize
     outputs = tuple(map(_bytes, operator.outputs[:3]))
-    return Effect(output_bytes=(*outputs, size, 0))
+    return KernelMemory(output_bytes=(*outputs, size, 0))
 
 
-def _four_bit_product(operator: Operator, _: Card | None) -> Effect | None:
+def _four_bit_product(operator: Operator, _: Card | None) -> KernelMemory | None:
     """Count the weight that bitsandbytes dequantizes for a product of many rows, and its scales.
 
     It dequantizes for more than 1536 rows. Up to 4 rows always use the fused kernel. In between a
@@ -170,10 +170,10 @@ def _four_bit_product(operator: Operator, _: Card | None) -> Effect | None:
         return None
     size = rows * columns * tensors[0].dtype.itemsize
     scales = [spec for spec in tensors[2:] if spec.dtype is torch.uint8]  # quantized themselves
-    return Effect(workspace_bytes=size + sum(2 * 4 * _numel(spec) for spec in scales))
+    return KernelMemory(workspace_bytes=size + sum(2 * 4 * _numel(spec) for spec in scales))
 
 
-def _list_of(position: int, operator: Operator, _: Card | None) -> Effect | None:
+def _list_of(position: int, operator: Operator, _: Card | None) -> KernelMemory | None:
     """Count the one tensor through which NCCL gathers or scatters a list of tensors of one size.
 
     Other collectives work on the tensors that they are given. So do those of a single tensor, which
@@ -184,7 +184,7 @@ def _list_of(position: int, operator: Operator, _: Card | None) -> Effect | None
     specs = tensors_of(("", operator.signature[1][position], ()))
     if len({spec.shape for spec in specs}) > 1:  # these are sent one by one
         return None
-    return Effect(workspace_bytes=sum(spec.nbytes for spec in specs))
+    return KernelMemory(workspace_bytes=sum(spec.nbytes for spec in specs))
 
 
 def _arguments(operator: Operator) -> list[TensorSpec]:
@@ -211,7 +211,7 @@ def _bytes(spec: TensorSpec) -> int:
     return _numel(spec) * spec.dtype.itemsize
 
 
-RULES: dict[str, Callable[[Operator, Card | None], Effect | None]] = {
+RULES: dict[str, Callable[[Operator, Card | None], KernelMemory | None]] = {
     "aten::native_layer_norm": _layer_norm,
     "aten::native_layer_norm_backward": _layer_norm,
     "aten::_fused_rms_norm": _layer_norm,
@@ -260,11 +260,11 @@ class Workspaces(StrEnum):
 
 
 def with_workspaces(
-    effects: Sequence[Effect | None],
+    effects: Sequence[KernelMemory | None],
     operators: Sequence[Operator],
     card: Card | None,
     hypothesis: Workspaces,
-) -> list[Effect | None]:
+) -> list[KernelMemory | None]:
     """Return the memory of each operator's kernel, with what its convolutions take.
 
     Args:
@@ -277,7 +277,7 @@ def with_workspaces(
     for number, operator in enumerate(operators):
         if operator.signature is not None and operator.name in (FORWARD, BACKWARD):
             size = _bytes_of(operator, card, hypothesis)
-            found[number] = Effect(workspace_bytes=size) if size else None
+            found[number] = KernelMemory(workspace_bytes=size) if size else None
     return found
 
 

@@ -30,7 +30,7 @@ import numpy as np
 from memlab._util.units import format_seconds
 from memlab.cost_model.roofline import LAUNCH_SECONDS, SLOW_LAUNCH_SECONDS
 from memlab.result import format_percent
-from memlab.tracing.recording import Recording, StreamMark
+from memlab.tracing.recording import OpTrace, StreamMark
 
 if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
@@ -76,7 +76,7 @@ class Overlap:
 
 
 def overlap_of(
-    recording: Recording,
+    recording: OpTrace,
     seconds: npt.NDArray[np.float64],
     *,
     kernels_half_width: float,
@@ -155,7 +155,7 @@ def overlap_notes(overlap: Overlap) -> list[str]:
 
 
 def seconds_of_streams(
-    recording: Recording, seconds: npt.NDArray[np.float64], launch_seconds: float
+    recording: OpTrace, seconds: npt.NDArray[np.float64], launch_seconds: float
 ) -> npt.NDArray[np.float64]:
     """Return the time of each interval, (intervals,): how much later the default stream is done.
 

@@ -36,9 +36,9 @@ from memlab.errors import UnsupportedError
 from memlab.running import no_kernel, says_no_kernel
 from memlab.trace import Phase, Place
 from memlab.tracing import card_answers
-from memlab.tracing.assembly import Effect
+from memlab.tracing.assembly import KernelMemory
 from memlab.tracing.program import Program
-from memlab.tracing.recording import Operator, Recording
+from memlab.tracing.recording import Operator, OpTrace
 
 if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
@@ -51,7 +51,7 @@ LEAST_NOISE = 0.05  # as a share of a step's time; less is not mentioned
 BY_VALUES = frozenset({"aten.linalg_matrix_exp.default"})
 
 
-def check_kernels(recording: Recording, run: Sequence[Operator], found: Calibration) -> None:
+def check_kernels(recording: OpTrace, run: Sequence[Operator], found: Calibration) -> None:
     """Raise UnsupportedError for the first operator that this CPU cannot run in its format."""
     for operator in run:
         assert operator.signature is not None
@@ -116,7 +116,7 @@ def unsure_bytes(operator: Operator, cost: OperatorCost | None) -> int:
     return sum(output.nbytes for output in operator.outputs)
 
 
-def notes_of(recording: Recording, found: Calibration) -> list[str]:
+def notes_of(recording: OpTrace, found: Calibration) -> list[str]:
     """Return notes on operators that did not run alone as they do in the step."""
     names = {o.signature: o.name for o in recording.operators}
     alone = sorted({names[signature] for signature in found.reasons})
@@ -166,7 +166,7 @@ class Kernels:
         notes: sentences about what is not known.
     """
 
-    effects: list[Effect | None]
+    effects: list[KernelMemory | None]
     seconds: npt.NDArray[np.float64] | None
     unsure_bytes: int = 0
     noisy_share: float = 0.0
@@ -184,7 +184,7 @@ def kernels_of(
     on_progress: Callable[[float], None],
     *,
     tf32_matmul: bool = False,
-    doubted_before: float | None = None,
+    remeasure_before: float | None = None,
     timed: bool = True,
 ) -> Kernels:
     """Return the memory and time of a run's kernels on the target.
@@ -199,15 +199,15 @@ def kernels_of(
         target: the device.
         on_progress: called with the fraction of new operators that have run.
         tf32_matmul: whether a card multiplies fp32 matrices in TF32.
-        doubted_before: a date in seconds since 1970; older costs are taken again.
+        remeasure_before: a date in seconds since 1970; older costs are taken again.
         timed: whether new operators of a CPU are timed too.
     """
     if target.kind == "cuda":
         return _on_card(program.recording, target, tf32_matmul=tf32_matmul)
-    return _on_cpu(program, sizes, target.costs, on_progress, doubted_before, timed)
+    return _on_cpu(program, sizes, target.costs, on_progress, remeasure_before, timed)
 
 
-def seconds_of_intervals(recording: Recording, kernels: Kernels) -> npt.NDArray[np.float64] | None:
+def seconds_of_intervals(recording: OpTrace, kernels: Kernels) -> npt.NDArray[np.float64] | None:
     """Return the time of each interval, (intervals,); None if times are not known."""
     if kernels.seconds is None:
         return None
@@ -225,7 +225,7 @@ def seconds_of_intervals(recording: Recording, kernels: Kernels) -> npt.NDArray[
     return np.maximum(kernel, copy).astype(np.float64)
 
 
-def _is_hidden(recording: Recording) -> npt.NDArray[np.bool_]:
+def _is_hidden(recording: OpTrace) -> npt.NDArray[np.bool_]:
     """Return which operators run beside the kernels: copies on streams of their own.
 
     Copies in both directions share the bus, so their times are added.
@@ -234,7 +234,7 @@ def _is_hidden(recording: Recording) -> npt.NDArray[np.bool_]:
     return np.array([o.beside and phases[o.interval] for o in recording.operators], dtype=bool)
 
 
-def _on_card(recording: Recording, target: Target, *, tf32_matmul: bool) -> Kernels:
+def _on_card(recording: OpTrace, target: Target, *, tf32_matmul: bool) -> Kernels:
     card, costs = target.card, target.costs
     known = {} if costs is None else costs.operators
     seconds, unsure, overlap, products = None, 0.0, None, 0.0
@@ -265,7 +265,7 @@ def _on_card(recording: Recording, target: Target, *, tf32_matmul: bool) -> Kern
     )
 
 
-def _is_product(operator: Operator, recording: Recording) -> bool:
+def _is_product(operator: Operator, recording: OpTrace) -> bool:
     """Return whether an operator multiplies in the forward or backward of the last step."""
     at = recording.intervals[operator.interval]
     is_model = at.step == 1 and at.phase in (Phase.FORWARD, Phase.BACKWARD)
@@ -274,7 +274,7 @@ def _is_product(operator: Operator, recording: Recording) -> bool:
 
 
 def _overlap(
-    recording: Recording,
+    recording: OpTrace,
     seconds: npt.NDArray[np.float64],
     target: Target,
     kernels_half_width: float,
@@ -294,7 +294,7 @@ def _overlap(
 
 
 def _origin_note(
-    recording: Recording, seconds: npt.NDArray[np.float64], costs: KnownCosts
+    recording: OpTrace, seconds: npt.NDArray[np.float64], costs: KnownCosts
 ) -> list[str]:
     """Return a note on the share of the time that was measured; nothing if none was."""
     is_known = np.array([o.signature in costs.operators for o in recording.operators], dtype=bool)
@@ -347,7 +347,7 @@ def _on_cpu(
     sizes: Sequence[int],
     known: KnownCosts | None,
     on_progress: Callable[[float], None],
-    doubted_before: float | None,
+    remeasure_before: float | None,
     timed: bool,
 ) -> Kernels:
     recording = program.recording
@@ -362,7 +362,7 @@ def _on_cpu(
     }
 
     if known is None:
-        found, overheads = _found_here(num_outputs, on_progress, doubted_before, timed)
+        found, overheads = _found_here(num_outputs, on_progress, remeasure_before, timed)
         check_kernels(recording, run, found)
     else:
         found, overheads = _looked_up(num_outputs, known), known.overheads
@@ -401,7 +401,7 @@ def _on_cpu(
 def _found_here(
     num_outputs: Mapping[Signature, int],
     on_progress: Callable[[float], None],
-    doubted_before: float | None,
+    remeasure_before: float | None,
     timed: bool,
 ) -> tuple[Calibration, Mapping[Phase, float]]:
     """Return the costs of operators on this machine, and the time that Python adds to each."""
@@ -412,11 +412,11 @@ def _found_here(
         store=_store,
         max_bytes=GIB if available is None else int(available * SHARE_FOR_ONE_OPERATOR),
         num_outputs=num_outputs,
-        doubted_before=doubted_before,
+        remeasure_before=remeasure_before,
         on_progress=on_progress,
     )
 
-    return found, overhead_seconds(_store, doubted_before) if timed else {}
+    return found, overhead_seconds(_store, remeasure_before) if timed else {}
 
 
 def costs_found_here(signatures: Iterable[Signature]) -> KnownCosts:
@@ -436,7 +436,7 @@ def _looked_up(num_outputs: Mapping[Signature, int], known: KnownCosts) -> Calib
     return found
 
 
-def _recomputing(recording: Recording) -> Iterator[tuple[int, float]]:
+def _recomputing(recording: OpTrace) -> Iterator[tuple[int, float]]:
     """Yield the first operator of each recomputed call, and Python's time for the call."""
     paths = list(recording.modules)
     for call in recording.calls:
@@ -481,9 +481,9 @@ def _scaled(
     )
 
 
-def _effect(cost: OperatorCost, operator: Operator) -> Effect:
+def _effect(cost: OperatorCost, operator: Operator) -> KernelMemory:
     inside = cost.peak_bytes - sum(cost.output_bytes) - cost.kept_bytes
-    return Effect(
+    return KernelMemory(
         # alone it ran on other values, so its outputs had another size
         output_bytes=None if operator.by_values else cost.output_bytes,
         workspace_bytes=max(inside, 0),

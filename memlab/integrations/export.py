@@ -13,7 +13,7 @@ from memlab.errors import MemlabError, UnsupportedError, WorkloadError
 from memlab.integrations import script_file
 from memlab.integrations.flavors import FUNCTIONS as LIBRARIES
 from memlab.integrations.flavors import Flavor, check, library_loop, plain_loop
-from memlab.prediction.chains import Layers, layers_for
+from memlab.prediction.planning import Layers, layers_for
 from memlab.prediction.plans import plan_for
 from memlab.running import Ended
 from memlab.runtime.isolation import runner

@@ -18,7 +18,7 @@ import torch
 from memlab.config import FULLY_SHARDED, Optimizer, Precision, Sharding, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.integrations.script_file import Loop, filled
-from memlab.prediction.chains import Layers
+from memlab.prediction.planning import Layers
 from memlab.techniques import batches, every
 from memlab.techniques.checkpointing import checkpointing
 from memlab.techniques.optimizers import optimizers
@@ -174,8 +174,8 @@ def plain_loop(
     Raises:
         UnsupportedError: this config is refused, or has no short form in plain PyTorch.
     """
-    asked = Setup(config=config, device=device, plan=plan, workload=workload, layers=layers)
-    imports, functions = parts(asked)
+    setup = Setup(config=config, device=device, plan=plan, workload=workload, layers=layers)
+    imports, functions = parts(setup)
     more = train_arguments(config, workload)
     given = ", ".join(["build_model", "make_batches()", "compute_loss", "DEVICE", *more])
     part = "dist.get_rank()"

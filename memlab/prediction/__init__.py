@@ -2,10 +2,11 @@
 
 - `predict.py`: the result of a traced step. Start here. `memory_widths.py`: how far off it is, from
   `memory.json`; `check_against_runs.py`: beside what was measured of the same step.
-- `forecast.py`: a traced step as arithmetic; `interpolation.py`: the result of another batch size,
-  number of micro-batches or memory budget by that arithmetic.
-- `chain.py`: which modules to recompute for each memory budget, by what each would save
-  (`what_if.py`). `chains.py` makes that in a worker, `plans.py` picks a `Plan` in the caller.
+- `batch_size_model.py`: a traced step as arithmetic; `interpolation.py`: the result of another
+  batch size, number of micro-batches or memory budget by that arithmetic.
+- `budget_frontier.py`: which modules to recompute for each memory budget, by what each would save
+  (`recompute_evaluator.py`). `planning.py` makes that in a worker, `plans.py` picks a `Plan` in the
+  caller.
 - `predict_run.py`: a whole run in stages (`run_stages.py`), asked for by `run_settings.py`.
 - `step_graph.py`: what each node of a graph costs, as rows of `graph_table.py`.
 - `operator_costs.py`: which operators a step runs, for records of a device.

@@ -19,7 +19,7 @@ from memlab._util.units import format_seconds
 from memlab.cost_model.cost_store import Store
 from memlab.cost_model.measured_runs import MeasuredRun, write_run
 from memlab.cost_model.targets import LEAST_NOISE, Kernels
-from memlab.prediction.forecast import Forecast
+from memlab.prediction.batch_size_model import BatchSizeModel
 
 IN_VAIN_SECONDS = 3600.0  # for which costs that were found again in vain are left alone
 Measured = tuple[MeasuredRun | None, str | None]
@@ -39,7 +39,7 @@ class Attempt:
     """
 
     kernels: Kernels
-    forecast: Forecast
+    forecast: BatchSizeModel
     facts: dict[str, Any]
     noise: float
     is_whole: bool

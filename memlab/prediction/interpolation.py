@@ -1,4 +1,4 @@
-"""What a prediction of one batch size says of another, by the arithmetic of its `Forecast`.
+"""What a prediction of one batch size says of another, by the arithmetic of its `BatchSizeModel`.
 
 No model runs and none is recorded again. Between the two recorded sizes, and beyond them, the
 workspace of kernels is interpolated, and the result states a larger uncertainty.
@@ -25,8 +25,8 @@ from memlab.tracing.program import MOST_RECORDED
 if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
 
-    from memlab.prediction.chain import Chain
-    from memlab.prediction.forecast import Forecast
+    from memlab.prediction.batch_size_model import BatchSizeModel
+    from memlab.prediction.budget_frontier import BudgetFrontier
     from memlab.prediction.predict import Prediction
     from memlab.techniques.technique import Plan
 
@@ -37,7 +37,7 @@ INTERPOLATED = 0.03
 def interpolated(base: Prediction, config: StepConfig) -> StepResult:
     """Return what the forecast of another prediction says of this config, which it must cover.
 
-    The result has no limit: `Forecast.against_limit` judges whether it fits one.
+    The result has no limit: `BatchSizeModel.against_limit` judges whether it fits one.
     """
     forecast, sizes = base.forecast, config.micro_batch_sizes
     assert forecast is not None
@@ -172,7 +172,7 @@ INPUTS, GRADIENTS, TEMPORARIES = (
 )
 
 
-def can_regroup(forecast: Forecast, config: StepConfig) -> bool:
+def can_regroup(forecast: BatchSizeModel, config: StepConfig) -> bool:
     """Return whether a recorded step has micro-batches like those of this config.
 
     No two micro-batches of a rank of several are alike: what they gather, others use again.
@@ -185,7 +185,9 @@ def can_regroup(forecast: Forecast, config: StepConfig) -> bool:
     return not every.is_refused(config, "cpu" if forecast.settings is None else "cuda")
 
 
-def regrouped(base: Prediction, config: StepConfig, *, most_drawn: int | None = None) -> StepResult:
+def estimate_accumulation(
+    base: Prediction, config: StepConfig, *, most_drawn: int | None = None
+) -> StepResult:
     """Return what another number of micro-batches would cost, which `can_regroup` must allow.
 
     The result has no limit.
@@ -300,7 +302,7 @@ def _in_a_row(operators: list[npt.NDArray[np.int32]]) -> npt.NDArray[np.int32]:
 # estimate.
 #
 # One recording of the plain step gives the plans of all budgets, and for each of them the
-# peak and the time of what is recomputed (`memlab.prediction.chain`). So if a step is
+# peak and the time of what is recomputed (`memlab.prediction.budget_frontier`). So if a step is
 # predicted with one plan, that with another differs by the difference of their plans: no
 # model runs and none is recorded.
 #
@@ -314,9 +316,9 @@ SEGMENT_BYTES = 20 * MIB
 ACTIVATIONS = CATEGORIES.index(Category.ACTIVATIONS)
 
 
-def plan_at(chain: Chain, config: StepConfig) -> Plan:
+def plan_at(frontier: BudgetFrontier, config: StepConfig) -> Plan:
     """Return the plan with which a config is run; the plain one if it plans nothing."""
-    return chain.pick(config.memory_budget) if config.is_planned else chain.plans[0]
+    return frontier.pick(config.memory_budget) if config.is_planned else frontier.plans[0]
 
 
 def can_replan(config: StepConfig, kind: str) -> bool:
@@ -330,24 +332,24 @@ def can_replan(config: StepConfig, kind: str) -> bool:
     return is_alone and not offloads and not every.is_refused(config, kind)
 
 
-def renamed(result: StepResult, config: StepConfig, chain: Chain) -> StepResult:
+def renamed(result: StepResult, config: StepConfig, frontier: BudgetFrontier) -> StepResult:
     """Return a result as that of a config that differs by its budget and has the same plan."""
-    notes = _notes(result, config, plan_at(chain, result.config), plan_at(chain, config))
+    notes = _notes(result, config, plan_at(frontier, result.config), plan_at(frontier, config))
     return dataclasses.replace(result, config=config, notes=notes)
 
 
-def replanned(
-    result: StepResult, config: StepConfig, chain: Chain, planned: StepConfig
+def estimate_budget(
+    result: StepResult, config: StepConfig, frontier: BudgetFrontier, planned: StepConfig
 ) -> StepResult:
     """Return what another memory budget would cost.
 
     Args:
         result: predicted or estimated for the same step with another budget.
         config: what is wanted.
-        chain: the plans.
+        frontier: the plans.
         planned: the config that they were made for, whose micro-batches may have another size.
     """
-    before, after = plan_at(chain, result.config), plan_at(chain, config)
+    before, after = plan_at(frontier, result.config), plan_at(frontier, config)
     scale = config.micro_batch_size / planned.micro_batch_size
     more = round((after.peak_bytes - before.peak_bytes) * scale)
     peak = max((result.peak_allocated_bytes or 0) + more, 1)

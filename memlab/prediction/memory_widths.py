@@ -25,7 +25,7 @@ from memlab.config import StepConfig
 from memlab.cost_model.cuda_kernels import Workspaces
 from memlab.trace import Phase
 from memlab.tracing.program import Program
-from memlab.tracing.recording import Recording
+from memlab.tracing.recording import OpTrace
 
 if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
@@ -163,7 +163,7 @@ def bounds_of_compiled(
     return least, recorded, recorded + room
 
 
-def _are_compiled(recording: Recording) -> npt.NDArray[np.bool_]:
+def _are_compiled(recording: OpTrace) -> npt.NDArray[np.bool_]:
     """Return which operators are of a compiled part, in forward or backward."""
     forward = np.zeros(len(recording.operators), bool)
     for call in recording.compiled:

@@ -10,8 +10,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from memlab.config import StepConfig
-from memlab.cost_model.recorded_step import Failure, RecordedStep, from_recorded_step
 from memlab.cost_model.targets import costs_found_here
+from memlab.cost_model.traced_step import Failure, TracedStep, from_traced_step
 from memlab.devices.cards import Target
 from memlab.devices.operators import KnownCosts, Signature
 from memlab.result import Outcome
@@ -56,7 +56,7 @@ def operators_in_process(
         plan: of the config's memory budget.
         report: called as for a prediction; what it raises ends it.
     """
-    found = from_recorded_step(
+    found = from_traced_step(
         _operators_of,
         workload,
         config,
@@ -71,7 +71,7 @@ def operators_in_process(
     return found
 
 
-def _operators_of(step: RecordedStep) -> StepOperators:
+def _operators_of(step: TracedStep) -> StepOperators:
     kernels = step.kernels()
     recording = step.program.recording
     steps = step.program.steps_of(step.config.micro_batch_sizes)

@@ -1,4 +1,4 @@
-"""Find the plan for a config. A worker makes a chain of plans once, and it is cached here."""
+"""Find the plan for a config. A worker makes a frontier of plans once, and it is cached here."""
 
 import contextlib
 import dataclasses
@@ -15,7 +15,7 @@ from memlab.techniques.technique import Plan
 from memlab.workload import Workload
 
 if TYPE_CHECKING:
-    from memlab.prediction.chain import Chain
+    from memlab.prediction.budget_frontier import BudgetFrontier
 
 MOST_KEPT = 32
 
@@ -29,7 +29,7 @@ class _Key(NamedTuple):
     seed: int
 
 
-_chains: OrderedDict[_Key, "Chain"] = OrderedDict()
+_frontiers: OrderedDict[_Key, "BudgetFrontier"] = OrderedDict()
 
 
 def plan_for(
@@ -45,8 +45,8 @@ def plan_for(
     if not config.is_planned or config.compile or config.checkpointing is not Checkpointing.NONE:
         return None  # build_step refuses settings that cannot be combined with a plan
 
-    chain = chain_for(workload, config, target, seed=seed, run=run)
-    if len(chain.plans) == 1:
+    frontier = frontier_for(workload, config, target, seed=seed, run=run)
+    if len(frontier.plans) == 1:
         raise Ended(
             Outcome.UNSUPPORTED,
             f"memory_budget={config.memory_budget:g} found no module of {workload.name!r} that can "
@@ -54,18 +54,18 @@ def plan_for(
             "saves nothing for backward; use memory_budget=1.0 and more accumulation_steps",
         )
 
-    return chain.pick(config.memory_budget)
+    return frontier.pick(config.memory_budget)
 
 
-def chain_for(
+def frontier_for(
     workload: Workload, config: StepConfig, target: Target, *, seed: int, run: Run
-) -> "Chain":
+) -> "BudgetFrontier":
     """Return the plans for all budgets of a config, from the cache if possible.
 
     Raises:
         Ended: no plans can be made; the message says why.
     """
-    found = known_chain(workload, config, target.name, seed=seed)
+    found = known_frontier(workload, config, target.name, seed=seed)
     if found is not None:
         return found
 
@@ -73,23 +73,23 @@ def chain_for(
     planning = run(
         "plan", {"workload": workload, "config": key.config, "target": target, "seed": seed}
     )
-    if planning.chain is None:
+    if planning.frontier is None:
         raise Ended(planning.outcome, planning.message)
 
     with contextlib.suppress(TypeError):  # as below
-        _chains[key] = planning.chain
-    while len(_chains) > MOST_KEPT:
-        _chains.popitem(last=False)
-    chain: Chain = planning.chain
-    return chain
+        _frontiers[key] = planning.frontier
+    while len(_frontiers) > MOST_KEPT:
+        _frontiers.popitem(last=False)
+    frontier: BudgetFrontier = planning.frontier
+    return frontier
 
 
-def known_chain(
+def known_frontier(
     workload: Workload, config: StepConfig, target_name: str, *, seed: int
-) -> "Chain | None":
+) -> "BudgetFrontier | None":
     """Return the plans for all budgets of a config if they were made already, and else None."""
     try:
-        return _chains.get(_key(workload, config, target_name, seed))
+        return _frontiers.get(_key(workload, config, target_name, seed))
     except TypeError:  # a function of the workload cannot be hashed
         return None
 

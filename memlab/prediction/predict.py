@@ -17,14 +17,14 @@ import torch
 from memlab._util.units import format_bytes, format_seconds
 from memlab.config import Sharding, StepConfig
 from memlab.cost_model.cuda_kernels import Workspaces, middle, take_workspace, with_workspaces
-from memlab.cost_model.recorded_step import Failure, RecordedStep, from_recorded_step
 from memlab.cost_model.targets import Kernels, seconds_of_intervals
+from memlab.cost_model.traced_step import Failure, TracedStep, from_traced_step
 from memlab.devices.cards import Card, Target
 from memlab.devices.here import describe, versions_here
 from memlab.memory.lifetimes import build_peak_bytes, growth_notes, step_memory
 from memlab.memory.replay import AllocatorSettings
+from memlab.prediction.batch_size_model import BatchSizeModel, Replayed, forecast_of, replayed
 from memlab.prediction.check_against_runs import Attempt, Measured, check_against_runs
-from memlab.prediction.forecast import Forecast, Replayed, forecast_of, replayed
 from memlab.prediction.memory_widths import Compiled, compiled_part, weights, width_of
 from memlab.result import Outcome, Source, StepResult, format_percent
 from memlab.running import Report
@@ -36,7 +36,7 @@ from memlab.techniques.technique import Plan
 from memlab.trace import Timeline, Trace
 from memlab.tracing.assembly import sizes_of
 from memlab.tracing.program import Program
-from memlab.tracing.recording import Recording
+from memlab.tracing.recording import OpTrace
 from memlab.tracing.triton_launches import SHORT
 from memlab.workload import Workload
 
@@ -99,7 +99,7 @@ def _in_words(launches: Mapping[str, int]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Taken:
+class ReservedEstimate:
     """The bytes of every block of a program, (blocks,), int64.
 
     Attributes:
@@ -123,7 +123,7 @@ def taken(
     card: Card | None,
     sizes: tuple[int, ...],
     settings: AllocatorSettings,
-) -> Taken:
+) -> ReservedEstimate:
     """Return what a recorded run takes on a card, and the least that it needs.
 
     Args:
@@ -136,7 +136,7 @@ def taken(
     owns = possible_sizes(program, kernels, card)
     least = owns[Workspaces.NONE]
     least_run = replayed(program.trace(least, sizes), settings)
-    nothing = Taken(
+    nothing = ReservedEstimate(
         own=least, least=least, has_workspaces=False, own_run=least_run, least_run=least_run
     )
     if len(owns) == 1:
@@ -153,7 +153,7 @@ def taken(
         return nothing
 
     chosen = in_the_middle(reserved)
-    return Taken(
+    return ReservedEstimate(
         own=owns[chosen],
         least=least,
         has_workspaces=True,
@@ -243,7 +243,7 @@ class Prediction:
     """
 
     result: StepResult
-    forecast: Forecast | None
+    forecast: BatchSizeModel | None
 
 
 def predict_in_process(
@@ -281,7 +281,7 @@ def predict_in_process(
         "memory_limit_bytes": memory_limit,
         "usable_memory_bytes": target.card and target.card.usable_bytes,
     }
-    made = from_recorded_step(
+    made = from_traced_step(
         lambda step: _predicted_ranks(step, plan, measured),
         workload,
         config,
@@ -312,21 +312,21 @@ def predict_in_process(
 
 
 def _predicted_ranks(
-    step: RecordedStep, plan: Plan | None, measured: Measured
-) -> list[tuple[dict[str, Any], Forecast]]:
+    step: TracedStep, plan: Plan | None, measured: Measured
+) -> list[tuple[dict[str, Any], BatchSizeModel]]:
     """Return what a recorded step costs, of several ranks what it costs each that differs."""
     programs = [step.program, *step.program.other_ranks]
     return [_predicted(replace(step, program=each), plan, measured) for each in programs]
 
 
 def _predicted(
-    step: RecordedStep, plan: Plan | None, measured: Measured
-) -> tuple[dict[str, Any], Forecast]:
+    step: TracedStep, plan: Plan | None, measured: Measured
+) -> tuple[dict[str, Any], BatchSizeModel]:
     """Return what a recorded step costs, as facts of a result, and its forecast."""
     config, target, recording = step.config, step.target, step.program.recording
 
-    def attempt(doubted_before: float | None) -> Attempt:
-        kernels = step.kernels(doubted_before=doubted_before)
+    def attempt(remeasure_before: float | None) -> Attempt:
+        kernels = step.kernels(remeasure_before=remeasure_before)
         held = _taken(step.program, kernels, config, target)
         forecast = replace(
             _forecast(step.program, kernels, held), products_seconds=kernels.products_seconds
@@ -379,7 +379,7 @@ def _predicted(
     return facts, forecast
 
 
-def _saving(step: RecordedStep, timeline: Timeline) -> dict[str, int | None]:
+def _saving(step: TracedStep, timeline: Timeline) -> dict[str, int | None]:
     """Return what a checkpoint after the step takes while it is saved."""
     saved, is_cpu = step.program.recording.saved, step.target.kind == "cpu"
     if saved is None:
@@ -392,7 +392,7 @@ def _saving(step: RecordedStep, timeline: Timeline) -> dict[str, int | None]:
     }  # fmt: skip
 
 
-def notes_of_recording(recording: Recording, target: Target) -> tuple[str, ...]:
+def notes_of_recording(recording: OpTrace, target: Target) -> tuple[str, ...]:
     """Return what a recording says of the kernels that run, and of a card without some of them."""
     return (
         *recording.notes,
@@ -402,7 +402,7 @@ def notes_of_recording(recording: Recording, target: Target) -> tuple[str, ...]:
     )
 
 
-def _format_notes(recording: Recording, target: Target) -> tuple[str, ...]:
+def _format_notes(recording: OpTrace, target: Target) -> tuple[str, ...]:
     """Return a note on weights in a format that the card has no arithmetic for."""
     card = target.card
     is_bf16 = "bfloat16" in recording.parameter_formats
@@ -433,7 +433,9 @@ def _rank_notes(config: StepConfig, target: Target) -> tuple[str, ...]:
     )
 
 
-def _taken(program: Program, kernels: Kernels, config: StepConfig, target: Target) -> Taken | None:
+def _taken(
+    program: Program, kernels: Kernels, config: StepConfig, target: Target
+) -> ReservedEstimate | None:
     """Return what the step takes on a card; None on a CPU."""
     if target.kind == "cpu":
         return None
@@ -441,7 +443,7 @@ def _taken(program: Program, kernels: Kernels, config: StepConfig, target: Targe
     return taken(program, kernels, target.card, config.micro_batch_sizes, settings)
 
 
-def trace_of_step(step: RecordedStep, kernels: Kernels) -> Trace:
+def trace_of_step(step: TracedStep, kernels: Kernels) -> Trace:
     """Return the trace that is predicted for a recorded step: on a card that of the allocator."""
     sizes = step.config.micro_batch_sizes
     held = _taken(step.program, kernels, step.config, step.target)
@@ -451,7 +453,7 @@ def trace_of_step(step: RecordedStep, kernels: Kernels) -> Trace:
     return step.program.trace(own, sizes)
 
 
-def _forecast(program: Program, kernels: Kernels, held: Taken | None) -> Forecast:
+def _forecast(program: Program, kernels: Kernels, held: ReservedEstimate | None) -> BatchSizeModel:
     seconds = seconds_of_intervals(program.recording, kernels)
     lean = program.without_objects()
     if held is None:
@@ -462,10 +464,10 @@ def _forecast(program: Program, kernels: Kernels, held: Taken | None) -> Forecas
 
 
 def _facts(
-    forecast: Forecast,
+    forecast: BatchSizeModel,
     config: StepConfig,
     kernels: Kernels,
-    held: Taken | None,
+    held: ReservedEstimate | None,
     compiled: Compiled,
 ) -> dict[str, Any]:
     sizes = config.micro_batch_sizes
@@ -539,8 +541,8 @@ def _with_bound(facts: dict[str, Any], note: str) -> dict[str, Any]:
 def _uncertainty(
     allocated: int,
     kernels: Kernels,
-    recording: Recording,
-    held: Taken | None,
+    recording: OpTrace,
+    held: ReservedEstimate | None,
     compiled: Compiled,
 ) -> dict[str, float]:
     """Return the relative half-widths of the predicted numbers."""
@@ -562,7 +564,7 @@ def _uncertainty(
     return widths | {"step_seconds": kernels.seconds_half_width + compiled.share}
 
 
-def _width_notes(held: Taken | None) -> tuple[str, ...]:
+def _width_notes(held: ReservedEstimate | None) -> tuple[str, ...]:
     """Return where the uncertainty of reserved bytes comes from."""
     if held is None:
         return ()

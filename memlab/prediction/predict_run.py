@@ -17,12 +17,11 @@ import torch
 
 from memlab._util.torch_private.tensors import FakeTensorMode, without_modes
 from memlab._util.units import format_bytes
-from memlab.cost_model.recorded_step import Failure, RecordedStep, from_recording
 from memlab.cost_model.targets import Kernels
+from memlab.cost_model.traced_step import Failure, TracedStep, from_recording
 from memlab.devices.cards import Target
 from memlab.errors import UnsupportedError
 from memlab.memory.replay import AllocatorSettings, replay
-from memlab.prediction.asked_run import AskedRun
 from memlab.prediction.memory_widths import compiled_part, width_of
 from memlab.prediction.predict import (
     ASSUMED,
@@ -36,12 +35,13 @@ from memlab.prediction.predict import (
 )
 from memlab.prediction.run_result import RunResult, StageCost
 from memlab.prediction.run_settings import TrainingRun
+from memlab.prediction.run_spec import RunSpec
 from memlab.prediction.run_stages import (
     ReplayedRun,
     StageName,
-    course,
     judged,
     names_of,
+    run_all_stages,
     stage_costs,
 )
 from memlab.result import Outcome, Source
@@ -49,10 +49,10 @@ from memlab.running import Report
 from memlab.techniques.saving import added_by_saving, saved_tensors, weights_in
 from memlab.techniques.step import Step
 from memlab.trace import Interval, Phase, Trace
-from memlab.tracing.assembly import Effect, layout_of, sizes_of
+from memlab.tracing.assembly import KernelMemory, layout_of, sizes_of
 from memlab.tracing.fake_workload import over_fakes
 from memlab.tracing.program import Program
-from memlab.tracing.record_step import attention_notes_of_stages
+from memlab.tracing.trace_step import attention_notes_of_stages
 from memlab.tracing.tracker import Tracker, record_fake
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ class RunRecording:
     run: TrainingRun
     saving_bytes: int
 
-    def sizes(self, effects: Sequence[Effect | None]) -> npt.NDArray[np.int64]:
+    def sizes(self, effects: Sequence[KernelMemory | None]) -> npt.NDArray[np.int64]:
         """Return the bytes of every block as recorded, with the memory of the kernels."""
         return sizes_of(self.program.recording, self.program.layout, effects)
 
@@ -327,18 +327,18 @@ class RunRecording:
         return rows
 
 
-def record_run(asked: AskedRun, device: torch.device, tracker: Tracker) -> RunRecording:
+def record_run(spec: RunSpec, device: torch.device, tracker: Tracker) -> RunRecording:
     """Return a run as recorded over fake tensors.
 
     Raises:
         UnsupportedError: the model cannot do what a stage asks for.
     """
     saved: list[int] = []
-    run, sizes = asked.run, asked.config.micro_batch_sizes
+    run, sizes = spec.run, spec.config.micro_batch_sizes
 
     def go(mode: FakeTensorMode) -> None:
-        fake = over_fakes(asked.workload, mode, tracker)
-        step = asked.build(device, partial(tracker.mark, -1), fake)
+        fake = over_fakes(spec.workload, mode, tracker)
+        step = spec.build(device, partial(tracker.mark, -1), fake)
         tracker.know(step.model, step.with_loss)
         tracker.recording.parameter_formats = step.parameter_formats
         tracker.recording.notes += step.notes
@@ -346,11 +346,11 @@ def record_run(asked: AskedRun, device: torch.device, tracker: Tracker) -> RunRe
             tracker.mark(-1, Phase.BUILD, 0)
             step.scaler.scale(torch.zeros((), device=device))
         with tracker.modules(step.model):
-            course(
+            run_all_stages(
                 step,
                 run,
                 tracker.mark,
-                seed=asked.seed,
+                seed=spec.seed,
                 num_new_tokens=min(run.generate.new_tokens, MOST_TOKENS) if run.generate else 0,
                 num_batches=min(run.evaluate.num_batches, MOST_BATCHES) if run.evaluate else 0,
                 save=lambda: saved.append(_bytes_of_saving(step, tracker)),
@@ -398,15 +398,15 @@ def _check_saved(step: Step) -> None:
         return
 
 
-def predict_run_in_process(asked: AskedRun, target: Target, *, report: Report) -> RunResult:
+def predict_run_in_process(spec: RunSpec, target: Target, *, report: Report) -> RunResult:
     """Return what a run would cost on the target; never raises for the run.
 
     Args:
-        asked: the run.
+        spec: the run.
         target: a CPU, or a CUDA card that need not be there.
         report: called as the prediction goes on; what it raises ends it.
     """
-    config, device = asked.config, torch.device(target.kind)
+    config, device = spec.config, torch.device(target.kind)
     facts: dict[str, Any] = {
         "source": Source.PREDICTED,
         "device": target.name,
@@ -414,19 +414,19 @@ def predict_run_in_process(asked: AskedRun, target: Target, *, report: Report) -
     }
 
     def make(recorded: RunRecording) -> RunResult:
-        step = RecordedStep(
+        step = TracedStep(
             config=config, target=target, device=device, program=recorded.program, report=report
         )
         kernels = step.kernels(timed=False)
-        stages, width, replayed = _stages(asked, recorded, kernels, target)
-        result = asked.result(
+        stages, width, replayed = _stages(spec, recorded, kernels, target)
+        result = spec.result(
             Outcome.OK,
             summary_of(stages),
             **facts,
             stages=stages,
             uncertainty=width,
             notes=(
-                *asked.notes(device),
+                *spec.notes(device),
                 *notes_of_recording(recorded.program.recording, target),
                 *kernels.notes,
                 *recorded.program.recording.assumptions,
@@ -434,12 +434,10 @@ def predict_run_in_process(asked: AskedRun, target: Target, *, report: Report) -
         )
         return with_judgement(result, replayed)
 
-    text = f"recording a run of {asked.workload.name}"
-    made = from_recording(
-        partial(record_run, asked), make, config, target, report=report, text=text
-    )
+    text = f"recording a run of {spec.workload.name}"
+    made = from_recording(partial(record_run, spec), make, config, target, report=report, text=text)
     if isinstance(made, Failure):
-        return asked.result(made.outcome, made.message, **facts)
+        return spec.result(made.outcome, made.message, **facts)
     return made
 
 
@@ -452,15 +450,15 @@ def with_judgement(result: RunResult, replayed: ReplayedRun | None = None) -> Ru
 
 
 def _stages(
-    asked: AskedRun, recorded: RunRecording, kernels: Kernels, target: Target
+    spec: RunSpec, recorded: RunRecording, kernels: Kernels, target: Target
 ) -> tuple[tuple[StageCost, ...], float, ReplayedRun | None]:
     """Return what the stages cost, the uncertainty of that, and on a card the run at any limit."""
     names, program = names_of(recorded.run), recorded.program
     if target.kind == "cpu":
         stages = stage_costs(recorded.trace(recorded.sizes(kernels.effects)), names, None)
-        return stages, CPU_MEMORY + _unsure(asked, recorded, kernels, stages), None
+        return stages, CPU_MEMORY + _unsure(spec, recorded, kernels, stages), None
 
-    settings = AllocatorSettings(expandable_segments=asked.config.expandable_segments)
+    settings = AllocatorSettings(expandable_segments=spec.config.expandable_segments)
     owns = possible_sizes(program, kernels, target.card)
     traces = {hypothesis: recorded.trace(own) for hypothesis, own in owns.items()}
     runs = {
@@ -475,17 +473,17 @@ def _stages(
     width = width_of("peak_reserved_bytes", convolutions=len(owns) > 1).half_width
     # the first hypothesis, without any workspace, is what the run needs
     replayed = ReplayedRun(next(iter(traces.values())), names, settings)
-    return stages, width + _unsure(asked, recorded, kernels, stages), replayed
+    return stages, width + _unsure(spec, recorded, kernels, stages), replayed
 
 
 def _unsure(
-    asked: AskedRun, recorded: RunRecording, kernels: Kernels, stages: tuple[StageCost, ...]
+    spec: RunSpec, recorded: RunRecording, kernels: Kernels, stages: tuple[StageCost, ...]
 ) -> float:
     """Return what is not known of kernels and of values, as a part of the peak."""
     recording = recorded.program.recording
     unsure = kernels.unsure_bytes / max(stage.peak_allocated_bytes for stage in stages)
     own = recorded.sizes(kernels.effects)
-    unsure += compiled_part(recorded.program, asked.config, own, None).half_width
+    unsure += compiled_part(recorded.program, spec.config, own, None).half_width
     if recording.assumptions:
         spread = ASSUMED_SPREAD if recording.spread else ASSUMED
         unsure += ASSUMED_BRANCH if recording.branched else spread

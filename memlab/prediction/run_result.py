@@ -9,7 +9,7 @@ from memlab._util.units import format_bytes, listed, shown
 from memlab.config import StepConfig
 from memlab.errors import ConfigError
 from memlab.prediction.run_settings import TrainingRun
-from memlab.result import CountedPeak, Judgement, Outcome, Source
+from memlab.result import CountedPeak, FitStatus, Outcome, Source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,9 +47,9 @@ class StageCost:
         return self.peak_allocated_bytes if reserved is None else reserved
 
     @property
-    def fit(self) -> Judgement | None:
+    def fit(self) -> FitStatus | None:
         """Whether the stage fits, in words: "fits", "too close" or "does not fit"."""
-        return Judgement.of(self.fits, is_close=self.close_to_limit)
+        return FitStatus.of(self.fits, is_close=self.close_to_limit)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -257,7 +257,7 @@ def names_of(run: TrainingRun) -> list[StageName]:
     return [StageName.FIRST_STEP, *update, StageName.STEP, *update, *between, *after]
 
 
-def course(
+def run_all_stages(
     step: Step,
     run: TrainingRun,
     mark: Callable[[int, Phase, int], None],

@@ -12,8 +12,8 @@ from torch import fx, nn
 
 from memlab._util.collectives import Call, named_ranks
 from memlab.config import Optimizer, Sharding, StepConfig
-from memlab.cost_model.recorded_step import Failure, RecordedStep, from_recorded_step
 from memlab.cost_model.targets import Kernels, seconds_of_intervals
+from memlab.cost_model.traced_step import Failure, TracedStep, from_traced_step
 from memlab.devices.cards import Target
 from memlab.devices.operators import call_of_collective
 from memlab.memory.lifetimes import step_memory
@@ -25,7 +25,7 @@ from memlab.techniques.checkpointing.graph_segments import name_of, target_of, t
 from memlab.techniques.technique import Plan
 from memlab.trace import CATEGORIES, PHASES, Category, Phase, Trace
 from memlab.tracing.program import Program
-from memlab.tracing.recording import Operator, Recording
+from memlab.tracing.recording import Operator, OpTrace
 from memlab.workload import Workload
 
 # Which operators of a forward belong to which node of a graph.
@@ -122,7 +122,7 @@ def with_a_module_for_each_node(model: nn.Module, noted: list[NodeFacts]) -> fx.
     return graph
 
 
-def labels_of(recording: Recording) -> list[Label]:
+def labels_of(recording: OpTrace) -> list[Label]:
     """Return the kernels of the last forward of such a model in order, and whose they are."""
     paths = list(recording.modules)
     node_of = [LOSS] * len(recording.operators)
@@ -142,7 +142,7 @@ def labels_of(recording: Recording) -> list[Label]:
     return found
 
 
-def matched(recording: Recording, labels: Sequence[Label], micro_batch: int) -> dict[int, int]:
+def matched(recording: OpTrace, labels: Sequence[Label], micro_batch: int) -> dict[int, int]:
     """Return the node of each kernel of a forward, by the number of the operator.
 
     Kernels that are no node's are left out. If some label finds no operator, nothing is returned.
@@ -157,7 +157,7 @@ def matched(recording: Recording, labels: Sequence[Label], micro_batch: int) -> 
     return found if at == len(labels) else {}
 
 
-def forward_of(recording: Recording, micro_batch: int) -> list[int]:
+def forward_of(recording: OpTrace, micro_batch: int) -> list[int]:
     """Return the kernels of a forward of the last step, by number."""
     wanted = {
         index
@@ -316,7 +316,7 @@ def _in_order(divided: StepRows, num_nodes: int) -> list[Key]:
     return sorted(divided.rows, key=place.__getitem__)  # stable
 
 
-def _reads(divided: StepRows, recording: Recording) -> dict[Key, set[Key]]:
+def _reads(divided: StepRows, recording: OpTrace) -> dict[Key, set[Key]]:
     """Return which rows a row reads the results of, by the blocks of the first forward."""
     found: dict[Key, set[Key]] = {}
     for index in forward_of(recording, 0):
@@ -329,7 +329,7 @@ def _reads(divided: StepRows, recording: Recording) -> dict[Key, set[Key]]:
 
 
 def finished(
-    divided: StepRows, recording: Recording, num_nodes: int, kernels: Kernels
+    divided: StepRows, recording: OpTrace, num_nodes: int, kernels: Kernels
 ) -> tuple[GraphRow, ...]:
     """Return the rows in the order in which they first run."""
     keys, order = list(divided.rows), _in_order(divided, num_nodes)
@@ -428,7 +428,7 @@ def _key_of(node: NodeFacts) -> Key:
 
 def _divide_forward(
     divided: StepRows,
-    recording: Recording,
+    recording: OpTrace,
     numbers: list[int],
     found: dict[int, int],
     nodes: Sequence[NodeFacts],
@@ -452,7 +452,7 @@ def _divide_forward(
         divided.of_operator[index] = key
 
 
-def _divide_rest(divided: StepRows, recording: Recording) -> None:
+def _divide_rest(divided: StepRows, recording: OpTrace) -> None:
     """Give each kernel of a backward, of an update and of a batch its row."""
     again = _forward_by_place(divided, recording)
     seen = Counter[tuple[object, ...]]()
@@ -481,9 +481,7 @@ def _divide_rest(divided: StepRows, recording: Recording) -> None:
         divided.of_operator[index] = key
 
 
-def _forward_by_place(
-    divided: StepRows, recording: Recording
-) -> dict[tuple[object, ...], list[Key]]:
+def _forward_by_place(divided: StepRows, recording: OpTrace) -> dict[tuple[object, ...], list[Key]]:
     """Return the rows of the first forward's kernels, by what a recompute of them has in common."""
     found: dict[tuple[object, ...], list[Key]] = {}
     if recording.recomputed or _has_calls_in_backward(recording):
@@ -493,7 +491,7 @@ def _forward_by_place(
     return found
 
 
-def _has_calls_in_backward(recording: Recording) -> bool:
+def _has_calls_in_backward(recording: OpTrace) -> bool:
     """Return whether backward runs modules, as PyTorch's own checkpoint does."""
     return any(
         recording.intervals[recording.operators[call.first].interval].phase is Phase.BACKWARD
@@ -502,12 +500,12 @@ def _has_calls_in_backward(recording: Recording) -> bool:
     )
 
 
-def _place(recording: Recording, operator: Operator) -> tuple[object, ...]:
+def _place(recording: OpTrace, operator: Operator) -> tuple[object, ...]:
     return (operator.name, shapes_of(operator), operator.module)
 
 
 def _collective(
-    divided: StepRows, recording: Recording, operator: Operator, phase: str, count: Counter[str]
+    divided: StepRows, recording: OpTrace, operator: Operator, phase: str, count: Counter[str]
 ) -> Key:
     """Return the row of a collective: the same one in every micro-batch."""
     call = call_of(operator)
@@ -519,7 +517,7 @@ def _collective(
     return key
 
 
-def _other(divided: StepRows, recording: Recording, operator: Operator, phase: str) -> Key:
+def _other(divided: StepRows, recording: OpTrace, operator: Operator, phase: str) -> Key:
     """Return the row of what a technique adds in a module."""
     module = _path(recording, operator)
     key = (NodeKind.OTHER, f"added to {phase} of {module or 'the model'}")
@@ -530,18 +528,18 @@ def _other(divided: StepRows, recording: Recording, operator: Operator, phase: s
 
 
 def _row(
-    divided: StepRows, key: Key, recording: Recording, operator: Operator, *, target: str
+    divided: StepRows, key: Key, recording: OpTrace, operator: Operator, *, target: str
 ) -> RowParts:
     module = _path(recording, operator)
     return divided.rows.setdefault(key, RowParts(target=target, module=module))
 
 
-def _path(recording: Recording, operator: Operator) -> str:
+def _path(recording: OpTrace, operator: Operator) -> str:
     path = list(recording.modules)[operator.module] if operator.module >= 0 else ""
     return "" if path == recording.root else path
 
 
-def _give_views(divided: StepRows, recording: Recording) -> None:
+def _give_views(divided: StepRows, recording: OpTrace) -> None:
     """Give an operator that only looks at memory in another way the row of the kernel after it."""
     after: dict[int, Key] = {}  # by interval
     for index in range(len(recording.operators) - 1, -1, -1):
@@ -593,7 +591,7 @@ def graph_in_process(
         why = labels.message
         nodes, labels = [], []
 
-    found = from_recorded_step(
+    found = from_traced_step(
         partial(_with_costs, nodes=nodes, labels=labels, why=why),
         workload, config, target, seed=seed, plan=plan, report=report, purpose="for its graph",
     )  # fmt: skip
@@ -621,7 +619,7 @@ def _labels(
     plain = StepConfig(
         batch_size=config.micro_batch_size, precision=config.precision, optimizer=Optimizer.SGD
     )
-    return from_recorded_step(
+    return from_traced_step(
         lambda step: labels_of(step.program.recording),
         of_nodes, plain, target, seed=seed, report=report, purpose="by torch.fx",
     )  # fmt: skip
@@ -632,7 +630,7 @@ def _build_of_nodes(build_model: Callable[[], nn.Module], nodes: list[NodeFacts]
 
 
 def _with_costs(
-    step: RecordedStep, *, nodes: list[NodeFacts], labels: list[Label], why: str
+    step: TracedStep, *, nodes: list[NodeFacts], labels: list[Label], why: str
 ) -> dict[str, Any]:
     """Return the fields of a table: of the nodes of torch.fx, or else of operators."""
     kernels = step.kernels()

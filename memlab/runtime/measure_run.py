@@ -19,10 +19,10 @@ import torch
 from memlab.devices.generators import preserved_random_state
 from memlab.memory import cuda
 from memlab.memory.meter import Meter, record
-from memlab.prediction.asked_run import AskedRun
 from memlab.prediction.predict_run import summary_of, with_judgement
 from memlab.prediction.run_result import RunResult, StageCost
-from memlab.prediction.run_stages import StageName, course, names_of, stage_costs
+from memlab.prediction.run_spec import RunSpec
+from memlab.prediction.run_stages import StageName, names_of, run_all_stages, stage_costs
 from memlab.result import Outcome, Source
 from memlab.running import Progress, Report, explain
 from memlab.runtime.measure import clean_up, versions_of
@@ -32,11 +32,11 @@ from memlab.techniques.step import Step
 from memlab.trace import Phase
 
 
-def measure_run_in_process(asked: AskedRun, device: torch.device, *, report: Report) -> RunResult:
+def measure_run_in_process(spec: RunSpec, device: torch.device, *, report: Report) -> RunResult:
     """Measure what a run costs on this device. Errors of the run are outcomes, not raised.
 
     Args:
-        asked: the run.
+        spec: the run.
         device: of this machine.
         report: called during the run; an error that it raises ends the run.
     """
@@ -50,48 +50,48 @@ def measure_run_in_process(asked: AskedRun, device: torch.device, *, report: Rep
     said: list[str] = []
 
     def build() -> Step:
-        step = asked.build(device, partial(meter.mark, -1))
+        step = spec.build(device, partial(meter.mark, -1))
         said.extend(step.notes)
         return step
 
     def begin(name: StageName) -> None:
         _note_peaks(peaks, now[-1], device)
-        report(Progress(text=f"{name} of {asked.workload.name}", fraction=len(now) / 10))
+        report(Progress(text=f"{name} of {spec.workload.name}", fraction=len(now) / 10))
         now.append(name)
 
     try:
-        with preserved_random_state(device), cuda.limited_to(asked.memory_limit, device):
-            trace = record(partial(_run, build, asked, meter, begin), meter, device)
+        with preserved_random_state(device), cuda.limited_to(spec.memory_limit, device):
+            trace = record(partial(_run, build, spec, meter, begin), meter, device)
         _note_peaks(peaks, now[-1], device)
     except (Exception, SystemExit) as error:  # an error of a person's model is an outcome
         place = f"the {now[-1]}, {meter.place_of(error)}"
         outcome, message = explain(error, place)
-        return asked.result(outcome, message, **facts)
+        return spec.result(outcome, message, **facts)
     finally:
-        clean_up(asked.config, device)
+        clean_up(spec.config, device)
 
-    stages = _with_peaks(stage_costs(trace, names_of(asked.run), None), peaks)
-    notes = (*asked.notes(device), *said)
+    stages = _with_peaks(stage_costs(trace, names_of(spec.run), None), peaks)
+    notes = (*spec.notes(device), *said)
     return with_judgement(
-        asked.result(Outcome.OK, summary_of(stages), **facts, stages=stages, notes=notes)
+        spec.result(Outcome.OK, summary_of(stages), **facts, stages=stages, notes=notes)
     )
 
 
 def _run(
     build: Callable[[], Step],
-    asked: AskedRun,
+    spec: RunSpec,
     meter: Meter,
     begin: Callable[[StageName], None],
 ) -> None:
     """Build and run everything; nothing of it remains."""
-    step, run = build(), asked.run
+    step, run = build(), spec.run
     meter.know(step.with_loss)
     with tempfile.TemporaryDirectory() as folder:
-        course(
+        run_all_stages(
             step,
             run,
             meter.mark,
-            seed=asked.seed,
+            seed=spec.seed,
             num_new_tokens=run.generate.new_tokens if run.generate else 0,
             num_batches=run.evaluate.num_batches if run.evaluate else 0,
             save=partial(checkpoints.save, step, 1, Path(folder)),

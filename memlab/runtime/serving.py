@@ -101,7 +101,7 @@ def _predict(**arguments: Any) -> Any:
 
 
 def _plan(**arguments: Any) -> Any:
-    from memlab.prediction.chains import plan_in_process  # as above
+    from memlab.prediction.planning import plan_in_process  # as above
 
     return plan_in_process(**arguments)
 
@@ -119,7 +119,7 @@ def _loss(**arguments: Any) -> Any:
 
 
 def _layers(**arguments: Any) -> Any:
-    from memlab.prediction.chains import layers_in_process  # as above
+    from memlab.prediction.planning import layers_in_process  # as above
 
     return layers_in_process(**arguments)
 
@@ -137,17 +137,17 @@ def _graph(**arguments: Any) -> Any:
 
 
 def _predict_run(*, target: Any, report: Report, **asked: Any) -> Any:
-    from memlab.prediction.asked_run import AskedRun  # as above
     from memlab.prediction.predict_run import predict_run_in_process
+    from memlab.prediction.run_spec import RunSpec  # as above
 
-    return predict_run_in_process(AskedRun(**asked), target, report=report)
+    return predict_run_in_process(RunSpec(**asked), target, report=report)
 
 
 def _measure_run(*, device: Any, report: Report, **asked: Any) -> Any:
-    from memlab.prediction.asked_run import AskedRun  # as above
+    from memlab.prediction.run_spec import RunSpec  # as above
     from memlab.runtime.measure_run import measure_run_in_process
 
-    return measure_run_in_process(AskedRun(**asked), device, report=report)
+    return measure_run_in_process(RunSpec(**asked), device, report=report)
 
 
 def _measure_ranks(**arguments: Any) -> Any:

@@ -34,7 +34,7 @@ from memlab.techniques.checkpointing.recompute import of_a_model_off
 from memlab.techniques.checkpointing.watched import put
 from memlab.techniques.compilation import forget, is_compiled
 from memlab.techniques.loss.loss_tensors import CopiedLoss
-from memlab.techniques.technique import Keeps, Plan
+from memlab.techniques.technique import Equivalence, Plan
 from memlab.workload import Workload
 
 # Compare the updates of two runs, bit by bit or by relative errors.
@@ -356,10 +356,10 @@ class KeptState:
             put(tensor, values)
 
 
-CARRIED = tuple(every.fields_that_keep(Keeps.REFERENCE))
+CARRIED = tuple(every.fields_of_equivalence(Equivalence.NOT_COMPARED))
 """Fields of the config that the reference step shares; all others are at their defaults."""
 
-EXACT = every.fields_that_keep(Keeps.BITS)
+EXACT = every.fields_of_equivalence(Equivalence.BITWISE)
 """Fields that may change no bit, each with what it does. They are compared bit by bit."""
 
 # all other fields may round differently or draw other random numbers, and have tolerances

@@ -1,7 +1,7 @@
 """What `recommend` may change, and what a predicted step says of the rest of it: no model runs.
 
-A prediction of the whole batch comes with a `Forecast`, which gives other micro-batch sizes, and
-one recording of the plain step gives the plans of all budgets. Both are estimates with a wider
+A prediction of the whole batch comes with a `BatchSizeModel`, which gives other micro-batch sizes,
+and one recording of the plain step gives the plans of all budgets. Both are estimates with a wider
 uncertainty, good enough to decide what is worth an exact prediction.
 """
 
@@ -12,20 +12,20 @@ from typing import Any
 from memlab._util.units import format_percent, shown
 from memlab.config import BudgetEngine, Checkpointing, Sharding, StepConfig
 from memlab.errors import ConfigError
-from memlab.prediction.chain import Chain
+from memlab.prediction.budget_frontier import BudgetFrontier
 from memlab.prediction.interpolation import (
     can_regroup,
     can_replan,
+    estimate_accumulation,
+    estimate_budget,
     interpolated,
     plan_at,
-    regrouped,
-    replanned,
 )
 from memlab.prediction.predict import Prediction
 from memlab.result import StepResult, counted
 from memlab.runtime.accumulation import AccumulationEffect
 from memlab.techniques.every import EVERY
-from memlab.techniques.technique import Keeps, Technique, offers_of
+from memlab.techniques.technique import Equivalence, Technique, offers_of
 
 # The settings that `recommend` tries, as the catalogue of the techniques offers them.
 
@@ -141,10 +141,10 @@ def space_of(
         ConfigError: `allow` names a field that is not tried.
     """
     free = _free_fields(base, allow, any_strategy=any_strategy)
-    kept = {Keeps.BITS} if exact else {Keeps.BITS, Keeps.ROUNDED}
+    kept = {Equivalence.BITWISE} if exact else {Equivalence.BITWISE, Equivalence.NUMERICAL}
 
     def group(technique: Technique) -> Chosen:
-        is_kept = technique.keeps in kept or (allow is not None and not exact)
+        is_kept = technique.equivalence in kept or (allow is not None and not exact)
         found = (one for one in technique.searches if is_kept and set(one) <= free)
         if base.sharding is Sharding.NONE:  # one process gets two techniques one after the other
             found = (one for one in found if set(one) <= set(technique.fields))
@@ -346,7 +346,11 @@ def may_be_faster(result: StepResult, other: StepResult) -> bool:
 
 
 def alternatives_of(
-    predicted: Prediction, settings: Chosen, space: Space, chain: Chain | None, kind: str
+    predicted: Prediction,
+    settings: Chosen,
+    space: Space,
+    frontier: BudgetFrontier | None,
+    kind: str,
 ) -> Iterator[Alternative]:
     """Yield the predicted step first, then estimates of other accumulation steps and budgets.
 
@@ -354,7 +358,7 @@ def alternatives_of(
         predicted: the step with the base's own accumulation steps and budget.
         settings: that it adds to the base.
         space: the other accumulation steps and budgets.
-        chain: the plans of this step; None if there are none.
+        frontier: the plans of this step; None if there are none.
         kind: of the device, "cpu" or "cuda".
     """
     config = predicted.result.config
@@ -373,7 +377,7 @@ def alternatives_of(
         added = settings if is_own else (*settings, {ACCUMULATION: steps})
         light = divided if is_own else replace(divided, timeline=None)  # of hundreds
         yield Alternative(settings=added, result=light, exact=is_own, is_single=is_single)
-        for result in _planned(divided, space, chain, config, kind) if chain else ():
+        for result in _planned(divided, space, frontier, config, kind) if frontier else ():
             with_budget = (*added, {BUDGET: result.config.memory_budget})
             yield Alternative(settings=with_budget, result=result, exact=False, is_single=is_single)
 
@@ -387,22 +391,22 @@ def _divided(predicted: Prediction, config: StepConfig) -> StepResult | None:
     if forecast.covers(config.micro_batch_sizes):
         return interpolated(predicted, config)
     if can_regroup(forecast, config):
-        return regrouped(predicted, config, most_drawn=MOST_DRAWN)
+        return estimate_accumulation(predicted, config, most_drawn=MOST_DRAWN)
     return None
 
 
 def _of_single_samples(predicted: Prediction, config: StepConfig) -> StepResult | None:
     """Return about what micro-batches of one sample cost, by those of two; None if not known.
 
-    One sample may run other operators than two, and `Forecast.covers` does not allow it. So this
-    only tells what is worth an exact prediction. A sample takes no less time alone than its share
-    of a pair, which a step with twice the batch tells.
+    One sample may run other operators than two, and `BatchSizeModel.covers` does not allow it. So
+    this only tells what is worth an exact prediction. A sample takes no less time alone than its
+    share of a pair, which a step with twice the batch tells.
     """
     forecast, pairs = predicted.forecast, replace(config, batch_size=2 * config.batch_size)
     if forecast is None or not can_regroup(forecast, pairs):
         return None
-    found = regrouped(predicted, config, most_drawn=MOST_DRAWN)
-    of_pairs = regrouped(predicted, pairs, most_drawn=MOST_DRAWN).step_seconds
+    found = estimate_accumulation(predicted, config, most_drawn=MOST_DRAWN)
+    of_pairs = estimate_accumulation(predicted, pairs, most_drawn=MOST_DRAWN).step_seconds
     seconds = found.step_seconds
     if seconds is not None and of_pairs is not None:
         seconds = max(seconds, of_pairs / 2)
@@ -415,14 +419,14 @@ def _of_single_samples(predicted: Prediction, config: StepConfig) -> StepResult 
 
 
 def _planned(
-    divided: StepResult, space: Space, chain: Chain, planned: StepConfig, kind: str
+    divided: StepResult, space: Space, frontier: BudgetFrontier, planned: StepConfig, kind: str
 ) -> Iterator[StepResult]:
     """Yield what other budgets cost: of those with the same plan only the largest."""
-    before = plan_at(chain, divided.config)
+    before = plan_at(frontier, divided.config)
     for budget in sorted(space.budgets, reverse=True):
         config = replace(divided.config, memory_budget=budget)
-        plan = plan_at(chain, config)
+        plan = plan_at(frontier, config)
         if plan is before or not can_replan(config, kind):
             continue
         before = plan
-        yield replace(replanned(divided, config, chain, planned), timeline=None)
+        yield replace(estimate_budget(divided, config, frontier, planned), timeline=None)

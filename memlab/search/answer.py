@@ -9,7 +9,7 @@ from memlab._util.units import format_bytes, format_percent, plus_minus, shown, 
 from memlab.config import Sharding, StepConfig
 from memlab.devices.cards import every_card
 from memlab.errors import ConfigError, DeviceError
-from memlab.result import Judgement, Outcome, StepResult, counted
+from memlab.result import FitStatus, Outcome, StepResult, counted
 from memlab.search.alternatives import Alternative, Chosen, may_be_faster, time_beside
 from memlab.search.search import MOST_IN_VAIN, MOST_STEPS, Known, WorkloadSearch, key_of
 from memlab.techniques.technique import in_words
@@ -361,7 +361,7 @@ def reason_of_limit(result: StepResult, limit_bytes: int, headroom: float) -> st
     kind = f"{peak.kind}, {result.source}"
     size, limit = format_bytes(peak.nbytes), format_bytes(limit_bytes)
     free = 1.0 - peak.nbytes / limit_bytes
-    if result.fit is Judgement.TOO_CLOSE:
+    if result.fit is FitStatus.TOO_CLOSE:
         about = plus_minus(peak.judged_uncertainty).strip()
         if free < -peak.judged_uncertainty:
             return (
@@ -567,7 +567,7 @@ def other_limits(
         fits = (
             (choices_in_words(values_of(workload, names)), found.result)
             for workload, found in every
-            if found.result.against_limit(size).fit is Judgement.FITS
+            if found.result.against_limit(size).fit is FitStatus.FITS
         )
         chosen, fastest = next(fits, ("", None))
         card = cards.get(size, "")
@@ -605,7 +605,7 @@ def _fitting(
         except (ConfigError, DeviceError):  # a batch that does not divide, or no such machine
             continue
         result = search.judged(found)
-        if found.forecast is not None and result.fit is Judgement.FITS:
+        if found.forecast is not None and result.fit is FitStatus.FITS:
             yield result
 
 

@@ -159,7 +159,7 @@ class Remedy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _TracedStep:
+class _ExplainedStep:
     """What the estimates read; live bytes by category are (instants, len(CATEGORIES)) floats."""
 
     result: StepResult
@@ -201,7 +201,7 @@ def remedies(result: StepResult) -> tuple[Remedy, ...]:
     if timeline is None or not len(timeline):
         return ()
     peak = float(timeline.total_bytes.max())
-    step = _TracedStep(result=result, holdings=result.peak_holdings, timeline=timeline,
+    step = _ExplainedStep(result=result, holdings=result.peak_holdings, timeline=timeline,
                        live=timeline.bytes_by_category.astype(np.float64), peak=peak)  # fmt: skip
     least = LEAST_SHARE * peak
     offered = (_remedy(step, row) for rows in catalogue().values() for row in rows if row.frees)
@@ -217,7 +217,7 @@ def remedies(result: StepResult) -> tuple[Remedy, ...]:
     return tuple(sorted(found, key=lambda remedy: -(remedy.freed_bytes or 0)))
 
 
-def _remedy(step: _TracedStep, row: Saving) -> Remedy | None:
+def _remedy(step: _ExplainedStep, row: Saving) -> Remedy | None:
     """Return what a row of the catalogue would do here; None if this config cannot take it."""
     offer = row.offers[0] if row.offers else {}
     rule = RULES.get(next(iter(offer), "accumulation_steps"), _by_share)
@@ -244,13 +244,13 @@ Facts = dict[str, Any]
 """Attributes of a `Remedy` that depend on the step."""
 
 
-def _by_share(step: _TracedStep, row: Saving) -> Facts:
+def _by_share(step: _ExplainedStep, row: Saving) -> Facts:
     if row.left is None:
         return {}
     return {"freed_bytes": step.freed(dict.fromkeys(row.frees, row.left))}
 
 
-def _accumulation(step: _TracedStep, row: Saving) -> Facts | None:
+def _accumulation(step: _ExplainedStep, row: Saving) -> Facts | None:
     config = step.config
     further = config.divided_further()
     if further is None or config.optimizer_in_backward:
@@ -277,7 +277,7 @@ def _accumulation(step: _TracedStep, row: Saving) -> Facts | None:
     }
 
 
-def _checkpointing(step: _TracedStep, row: Saving) -> Facts | None:
+def _checkpointing(step: _ExplainedStep, row: Saving) -> Facts | None:
     blocks = blocks_pattern(step.holdings)
     if not blocks:
         return None
@@ -304,7 +304,7 @@ def _activations_by_block(holdings: Sequence[Holding], blocks: str) -> list[int]
     return list(sizes.values())
 
 
-def _chunks(step: _TracedStep, row: Saving) -> Facts | None:
+def _chunks(step: _ExplainedStep, row: Saving) -> Facts | None:
     total, _ = saved_logits(step.holdings)
     if step.config.loss_reads_head or not total:
         return None
@@ -313,7 +313,7 @@ def _chunks(step: _TracedStep, row: Saving) -> Facts | None:
     return {"operators": OPERATORS, "freed_bytes": step.fall_to(live.sum(axis=1))}
 
 
-def _precision(step: _TracedStep, row: Saving) -> Facts | None:
+def _precision(step: _ExplainedStep, row: Saving) -> Facts | None:
     kind, wanted = step.config.precision, row.offers[0]["precision"]
     has_bf16 = _has_bf16(step.result)
     if wanted != Precision.BF16:  # a mixed one
@@ -334,17 +334,17 @@ def _precision(step: _TracedStep, row: Saving) -> Facts | None:
     return {"categories": halved, "freed_bytes": freed}
 
 
-def _parts(step: _TracedStep, row: Saving) -> Facts | None:
+def _parts(step: _ExplainedStep, row: Saving) -> Facts | None:
     return {"needs_no_buckets": True} if step.config.data_parallel_size > 1 else None
 
 
-def _budget(step: _TracedStep, row: Saving) -> Facts | None:
+def _budget(step: _ExplainedStep, row: Saving) -> Facts | None:
     config = step.config
     is_plain = config == config.without_recompute() and not compilation.is_compiled(config)
     return {} if is_plain and step.holdings and not step.has_operator(*RECURRENT) else None
 
 
-RULES: Mapping[str, Callable[[_TracedStep, Saving], Facts | None]] = {
+RULES: Mapping[str, Callable[[_ExplainedStep, Saving], Facts | None]] = {
     "accumulation_steps": _accumulation, "checkpointing": _checkpointing, "loss_chunks": _chunks,
     "precision": _precision, "sharding": _parts, "memory_budget": _budget,
 }  # fmt: skip

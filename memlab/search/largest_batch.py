@@ -12,14 +12,14 @@ from memlab._util.units import format_bytes
 from memlab.api import accumulation_effect, predict_with_forecast
 from memlab.config import Sharding, StepConfig
 from memlab.errors import ConfigError
-from memlab.result import CountedPeak, Judgement, Outcome, StepResult, counted, outcome_checked
+from memlab.result import CountedPeak, FitStatus, Outcome, StepResult, counted, outcome_checked
 from memlab.runtime.bar import shows_progress
 from memlab.runtime.isolation import OnProgress
 from memlab.store import recorded
 from memlab.workload import Workload
 
 if TYPE_CHECKING:
-    from memlab.prediction.forecast import Forecast
+    from memlab.prediction.batch_size_model import BatchSizeModel
     from memlab.prediction.predict import Prediction
 
 BATCH_LIMIT = 2**20
@@ -97,7 +97,7 @@ def largest_batch(
     >>> workload = Workload.from_module(model, batch, torch.nn.functional.mse_loss)
     >>> found = largest_batch(workload, device="t4", memory_limit="64MiB", batch_limit=1024)
     >>> found, found.result.fit
-    (1024, <Judgement.FITS: 'fits'>)
+    (1024, <FitStatus.FITS: 'fits'>)
     """
     config = config or StepConfig()
     limit_bytes = limit_of(memory_limit, device)
@@ -182,7 +182,7 @@ class LargestSearch:
                 continue
             peak = counted(outcome_checked(result, "the search for the largest batch"))
             peaks[samples] = _judged_bytes(peak) if is_sharded else peak.upper_bytes
-            if result.fit is Judgement.FITS:
+            if result.fit is FitStatus.FITS:
                 is_forecast_right &= len(peaks) == 1 or samples <= guess
                 low, best = samples, result
             else:
@@ -215,7 +215,7 @@ def _settings(config: StepConfig) -> list[str]:
     return str(config).split(", ")[1:]
 
 
-def _guess(forecast: "Forecast", low: int, high: int, limit_bytes: int, steps: int) -> int:
+def _guess(forecast: "BatchSizeModel", low: int, high: int, limit_bytes: int, steps: int) -> int:
     """Return the largest batch from `low` to `high` that fits according to the forecast.
 
     Args:

@@ -23,7 +23,7 @@ from memlab._util.units import format_bytes
 from memlab.errors import UnsupportedError
 from memlab.memory.lifetimes import step_memory
 from memlab.memory.replay import AllocatorSettings, Piece, replay_in_turn
-from memlab.prediction.forecast import STEP, Forecast
+from memlab.prediction.batch_size_model import STEP, BatchSizeModel
 from memlab.prediction.interpolation import interpolated
 from memlab.prediction.predict import Prediction
 from memlab.result import StepResult
@@ -122,7 +122,7 @@ class LengthCurve:
     def _sizes(self) -> tuple[int, ...]:
         return self.recorded[self.longest].result.config.micro_batch_sizes
 
-    def _between(self, length: int, forecast: Forecast) -> StepResult:
+    def _between(self, length: int, forecast: BatchSizeModel) -> StepResult:
         """Return the result at a length that was not recorded."""
         near = min(self.recorded, key=lambda other: abs(other - length))
         base = self.recorded[near]
@@ -138,7 +138,7 @@ class LengthCurve:
             uncertainty={name: width for name, width in widths.items() if "second" not in name},
         )
 
-    def _forecast(self, length: int) -> Forecast:
+    def _forecast(self, length: int) -> BatchSizeModel:
         """Return the arithmetic of a step whose longest sample has this length."""
         length = max(length, min(self.recorded))
         known = self.recorded.get(length)
@@ -152,7 +152,7 @@ class LengthCurve:
         )
 
 
-def forecast_of(prediction: Prediction) -> Forecast:
+def forecast_of(prediction: Prediction) -> BatchSizeModel:
     """Return the forecast of a prediction that was made."""
     assert prediction.forecast is not None
     return prediction.forecast

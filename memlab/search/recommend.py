@@ -457,7 +457,7 @@ def recommend(
     >>> workload = Workload.from_module(model, batch, torch.nn.functional.mse_loss)
     >>> ranked = recommend(workload, "64MiB", 32, "t4", allow=["accumulation_steps"])
     >>> ranked[0].config.accumulation_steps, ranked[0].result.fit
-    (1, <Judgement.FITS: 'fits'>)
+    (1, <FitStatus.FITS: 'fits'>)
     """
     base = config or StepConfig()
     base = base if batch_size is None else replace(base, batch_size=batch_size)

@@ -35,10 +35,10 @@ from memlab._util.units import format_bytes
 from memlab.api import predict_with_forecast
 from memlab.config import Sharding, StepConfig
 from memlab.devices.cards import Target
-from memlab.prediction.chain import Chain
-from memlab.prediction.plans import chain_for
+from memlab.prediction.budget_frontier import BudgetFrontier
+from memlab.prediction.plans import frontier_for
 from memlab.prediction.predict import Prediction
-from memlab.result import Judgement, Outcome, StepResult, counted
+from memlab.result import FitStatus, Outcome, StepResult, counted
 from memlab.running import Ended, Progress
 from memlab.runtime.isolation import OnProgress, predicting, runner
 from memlab.runtime.same_step import circumstances_here
@@ -439,9 +439,9 @@ class WorkloadSearch:
         waiting, fitting, close = self.fitting, list[Alternative](), list[Alternative]()
         while waiting and len(fitting) < self.race.most and not (fitting and self.race.is_over):
             one, *waiting = self._whole(waiting[0]), *waiting[1:]
-            if one.result.fit is Judgement.FITS:
+            if one.result.fit is FitStatus.FITS:
                 fitting.append(one)
-            elif one.result.fit is Judgement.TOO_CLOSE:
+            elif one.result.fit is FitStatus.TOO_CLOSE:
                 close.append(one)
         close += [one if self.race.is_over else self._whole(one) for one in self.close]
         looked_at = {one.result.config: one for one in (*fitting, *close)}
@@ -555,18 +555,18 @@ class WorkloadSearch:
         config, space = predicted.result.config, self.space
         key = key_of(settings), config, space.accumulation_steps, space.budgets
         if key not in self.known.alternatives:
-            chain = self._chain(config) if space.budgets and can_be_planned(config) else None
-            found = alternatives_of(predicted, settings, space, chain, self.target.kind)
+            frontier = self._frontier(config) if space.budgets and can_be_planned(config) else None
+            found = alternatives_of(predicted, settings, space, frontier, self.target.kind)
             self.known.alternatives[key] = list(found)
         return self.known.alternatives[key]
 
-    def _chain(self, config: StepConfig) -> Chain | None:
+    def _frontier(self, config: StepConfig) -> BudgetFrontier | None:
         def run(function: str, arguments: dict[str, Any]) -> Any:
             timeout_seconds = self.options["timeout_seconds"]
             return runner(True, timeout_seconds, self.race, self.cancel)(function, arguments)
 
         try:
-            return chain_for(self.workload, config, self.target, seed=self.seed, run=run)
+            return frontier_for(self.workload, config, self.target, seed=self.seed, run=run)
         except Ended as ended:
             if ended.outcome is Outcome.CANCELLED:
                 raise
@@ -578,7 +578,7 @@ class WorkloadSearch:
         bound = (cost_of(result) or 0.0) / SAME_TIME
         products = forecast.products_seconds if forecast else 0.0
         is_full = self._has_too_large_states(result)
-        fits = self.judged(predicted).fit is Judgement.FITS
+        fits = self.judged(predicted).fit is FitStatus.FITS
         for more in self.space.with_one_more(settings, savers=not fits):
             if in_words(more[-1]) in self.refused or self._refuses(more):
                 continue
@@ -626,7 +626,7 @@ class WorkloadSearch:
         space = self.space
         plain = replace(space, budgets=())
         divided = list(alternatives_of(start, (), plain, None, self.target.kind))
-        if self.judged(start).fit is Judgement.FITS or not space.has_times:
+        if self.judged(start).fit is FitStatus.FITS or not space.has_times:
             return  # without times what saves memory is tried only if no strategy fits by itself
         self._confirm_likely((), start, divided)
         smallest = {ACCUMULATION: max(space.accumulation_steps)}
@@ -647,7 +647,7 @@ class WorkloadSearch:
             chosen, least = added, counted(found.result).nbytes
             result = self.judged(found)
             self._note(key_of(added), Alternative(settings=own, result=result, exact=True))
-            if result.fit is Judgement.FITS:
+            if result.fit is FitStatus.FITS:
                 self._wait(Waiting(-1.0, 0.0, next(self.race.numbers), added))  # before all else
 
     # Predicting an estimate exactly, and what that says of others.
@@ -721,7 +721,7 @@ class WorkloadSearch:
             return
         if not alternative.exact:
             self._learn(key, alternative, counted(result).nbytes)
-            self.too_large[key] += result.fit is not Judgement.FITS
+            self.too_large[key] += result.fit is not FitStatus.FITS
         self._note(key, Alternative(settings=alternative.settings, result=result, exact=True))
 
     def _note(self, key: Key, sure: Alternative) -> None:
@@ -729,9 +729,9 @@ class WorkloadSearch:
         best = self.best_of.get(key)
         if sure.result.config not in {one.result.config for one in self.tried if one.exact}:
             self.tried.append(sure)
-        if sure.result.fit is Judgement.TOO_CLOSE:
+        if sure.result.fit is FitStatus.TOO_CLOSE:
             self.close.append(sure)
-        if sure.result.fit is Judgement.FITS and (best is None or sure.rank < best.rank):
+        if sure.result.fit is FitStatus.FITS and (best is None or sure.rank < best.rank):
             self.best_of[key] = sure
             self.fitting = sorted(self.best_of.values(), key=lambda one: one.rank)
             fastest = self.race.fastest

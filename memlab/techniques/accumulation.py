@@ -17,7 +17,7 @@ from memlab.config import StepConfig
 from memlab.errors import WorkloadError
 from memlab.techniques import batches
 from memlab.techniques.batches import is_object, leaves_of, tensors_of
-from memlab.techniques.technique import Control, Keeps, Technique
+from memlab.techniques.technique import Control, Equivalence, Technique
 from memlab.workload import Workload
 
 PLAIN_BATCH = "return tensors in lists, tuples and dicts: dict(encoding), torch.from_numpy(array)"
@@ -307,7 +307,8 @@ def random_modules(model: torch.nn.Module) -> list[str]:
 
 BATCH = Technique(
     fields=("batch_size", "accumulation_steps"),
-    keeps=Keeps.REFERENCE,  # `verify` reports separately what micro-batches do to the gradient
+    # `verify` reports separately what micro-batches do to the gradient
+    equivalence=Equivalence.NOT_COMPARED,
     examples={"accumulation": {"accumulation_steps": 2}},
     controls=(
         Control(field="batch_size", label="Batch size", named=lambda n: f"batch {n}"),

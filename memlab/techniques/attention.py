@@ -25,7 +25,7 @@ from memlab._util.torch_private.tensors import are_tensors_fake
 from memlab.config import Attention
 from memlab.errors import UnsupportedError
 from memlab.techniques.source import ScriptLines, inlined, together
-from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique
+from memlab.techniques.technique import Control, Equivalence, Refusal, Setup, Technique
 
 # Set the attention implementation of a model of transformers, in all of its parts.
 #
@@ -160,15 +160,15 @@ SAID = {
 }
 
 
-def refusals(asked: Setup) -> Iterator[Refusal]:
+def refusals(setup: Setup) -> Iterator[Refusal]:
     """Refuse kernels that this device does not have."""
-    chosen, card = asked.config.attention, asked.card
+    chosen, card = setup.config.attention, setup.card
     others: tuple[dict[str, Attention], ...] = (
         {"attention": Attention.SDPA},
         {"attention": Attention.AS_BUILT},
     )
     said = f"attention={str(chosen)!r}"
-    if chosen in WITHOUT_CPU and asked.device.type == "cpu":
+    if chosen in WITHOUT_CPU and setup.device.type == "cpu":
         yield Refusal(why=f"{said} cannot train on a CPU: {WITHOUT_CPU[chosen]}", remedies=others)
     if chosen is Attention.FLASH_ATTENTION_2 and card is not None and card.is_before_ampere:
         yield Refusal(
@@ -227,23 +227,23 @@ def _without_wrappers(found: dict[str, str]) -> list[tuple[str, str]]:
     return [(name, why) for why, name in first.items()]
 
 
-def source(asked: Setup) -> ScriptLines:
+def source(setup: Setup) -> ScriptLines:
     """Return the lines of a script that set the attention implementation."""
-    chosen = asked.config.attention
+    chosen = setup.config.attention
     if chosen is Attention.AS_BUILT:
         return ScriptLines()
     lines = ScriptLines(built=(f"set_attention(model, {str(chosen)!r})",))
     return together([inlined(set_attention), lines])
 
 
-def says(asked: Setup) -> str:
+def says(setup: Setup) -> str:
     """Return what it does now."""
-    return SAID.get(asked.config.attention, "")
+    return SAID.get(setup.config.attention, "")
 
 
 ATTENTION = Technique(
     fields=("attention",),
-    keeps=Keeps.ROUNDED,
+    equivalence=Equivalence.NUMERICAL,
     refusals=refusals,
     source=source,
     controls=(

@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from memlab.techniques.sharding.ranks import is_tensor_parallel
 from memlab.techniques.source import UPDATE, ScriptLines, inlined, together
-from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique
+from memlab.techniques.technique import Control, Equivalence, Refusal, Setup, Technique
 
 # Clip gradients by their total norm, also if ranks divide some of the parameters and not
 # others.
@@ -49,9 +49,9 @@ def apply(optimizer: torch.optim.Optimizer, max_norm: float) -> None:
     clip_gradients([p for group in optimizer.param_groups for p in group["params"]], max_norm)
 
 
-def refusals(asked: Setup) -> Iterator[Refusal]:
+def refusals(setup: Setup) -> Iterator[Refusal]:
     """Refuse an optimizer in backward, which frees each gradient before the next is computed."""
-    config = asked.config
+    config = setup.config
     if config.max_grad_norm is not None and config.optimizer_in_backward:
         yield Refusal(
             why=f"max_grad_norm={config.max_grad_norm:g} with optimizer_in_backward=True: the "
@@ -60,9 +60,9 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
         )
 
 
-def source(asked: Setup) -> ScriptLines:
+def source(setup: Setup) -> ScriptLines:
     """Return the lines of a script that clip before each update."""
-    config = asked.config
+    config = setup.config
     if config.max_grad_norm is None or config.is_deepspeed:  # its engine clips by itself
         return ScriptLines()
     is_divided = is_tensor_parallel(config)  # some parameters are DTensors then, and others not
@@ -72,16 +72,16 @@ def source(asked: Setup) -> ScriptLines:
     return together([inlined(clip_gradients), lines]) if is_divided else lines
 
 
-def says(asked: Setup) -> str:
+def says(setup: Setup) -> str:
     """Return what it does now."""
-    if (norm := asked.config.max_grad_norm) is None:
+    if (norm := setup.config.max_grad_norm) is None:
         return ""
     return f"gradients whose total norm is above {norm:g} are scaled down to it"
 
 
 CLIPPING = Technique(
     fields=("max_grad_norm",),
-    keeps=Keeps.REFERENCE,  # clipping changes the update on purpose, so both steps clip
+    equivalence=Equivalence.NOT_COMPARED,  # it changes the update on purpose, so both steps clip
     examples={"clipping": {"max_grad_norm": 1.0}},
     refusals=refusals,
     source=source,

@@ -36,7 +36,7 @@ from memlab.errors import UnsupportedError
 from memlab.techniques.accumulation import random_modules
 from memlab.techniques.checkpointing import policies
 from memlab.techniques.source import ScriptLines
-from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique, switch
+from memlab.techniques.technique import Control, Equivalence, Refusal, Setup, Technique, switch
 from memlab.workload import Workload
 
 # Count what the forward and backward graphs of a compiled model hold, without running them.
@@ -418,9 +418,9 @@ def backend(device: torch.device) -> str:
     return "inductor" if device.type == "cuda" else "aot_eager_decomp_partition"
 
 
-def refusals(asked: Setup) -> Iterator[Refusal]:
+def refusals(setup: Setup) -> Iterator[Refusal]:
     """Refuse a compile mode on a device for which no code is generated."""
-    config, device = asked.config, asked.device
+    config, device = setup.config, setup.device
     mode = config.compile_mode
     if is_compiled(config) and device.type != "cuda" and mode is not CompileMode.DEFAULT:
         yield Refusal(
@@ -430,9 +430,9 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
         )
 
 
-def budget_refusals(asked: Setup) -> Iterator[Refusal]:
+def budget_refusals(setup: Setup) -> Iterator[Refusal]:
     """Refuse a solver or an estimator that PyTorch does not have on this machine."""
-    config = asked.config
+    config = setup.config
     if not _is_planned(config):
         return
 
@@ -443,20 +443,20 @@ def budget_refusals(asked: Setup) -> Iterator[Refusal]:
             otherwise="install scipy",
         )
 
-    if config.budget_estimator is BudgetEstimator.PROFILE and asked.device.type != "cuda":
+    if config.budget_estimator is BudgetEstimator.PROFILE and setup.device.type != "cuda":
         yield Refusal(
             why="budget_estimator='profile' times operators with CUDA events, which "
-            f"{asked.device.type} does not have",
+            f"{setup.device.type} does not have",
             remedies=({"budget_estimator": BudgetEstimator.FLOPS},),
         )
 
 
-def notes(asked: Setup) -> list[str]:
+def notes(setup: Setup) -> list[str]:
     """Return what a reader of the numbers must know about a compiled step on this device.
 
     Once a step has run, this includes what was decided while it was compiled.
     """
-    config, device = asked.config, asked.device
+    config, device = setup.config, setup.device
     if not is_compiled(config):
         return []
 
@@ -473,13 +473,13 @@ def notes(asked: Setup) -> list[str]:
     return said
 
 
-def source(asked: Setup) -> ScriptLines:
+def source(setup: Setup) -> ScriptLines:
     """Return the lines of a script that compile the model.
 
     In a script the partitioner takes its own plan for the budget, while memlab replaces a plan
     that may peak higher than one for a larger budget. A script does not check for dropout either.
     """
-    config, device = asked.config, asked.device
+    config, device = setup.config, setup.device
     if not is_compiled(config):
         return ScriptLines()
 
@@ -676,18 +676,18 @@ ESTIMATORS = {
 PLANNED_BY = {BudgetEngine.EAGER: "memlab", BudgetEngine.COMPILE: "torch.compile"}
 
 
-def says(asked: Setup) -> str:
+def says(setup: Setup) -> str:
     """Return what compiling does now."""
-    if not asked.config.compile:
+    if not setup.config.compile:
         return ""
-    if asked.device.type == "cpu":
+    if setup.device.type == "cpu":
         return "torch.compile on a CPU plans the graph but generates no code"
     return "torch.compile uses inductor; the first run compiles"
 
 
-def budget_says(asked: Setup) -> str:
+def budget_says(setup: Setup) -> str:
     """Return how PyTorch's partitioner chooses."""
-    config = asked.config
+    config = setup.config
     if not _is_planned(config):
         return ""
     return (
@@ -698,7 +698,7 @@ def budget_says(asked: Setup) -> str:
 
 COMPILED = Technique(
     fields=("compile", "compile_mode"),
-    keeps=Keeps.ROUNDED,
+    equivalence=Equivalence.NUMERICAL,
     examples={"compile": {"compile": True}},
     refusals=refusals,
     source=source,
@@ -708,7 +708,7 @@ COMPILED = Technique(
 )
 COMPILED_BUDGET = Technique(
     fields=("budget_engine", "budget_solver", "budget_estimator"),
-    keeps=Keeps.ROUNDED,
+    equivalence=Equivalence.NUMERICAL,
     examples={"budget, compiled": {"memory_budget": 0.9, "budget_engine": "compile"}},
     refusals=budget_refusals,  # `source` of COMPILED writes its lines of a script
     controls=(

@@ -23,7 +23,7 @@ from memlab.techniques.offload import offload
 from memlab.techniques.optimizers import optimizer_in_backward, optimizers
 from memlab.techniques.sharding import sharding
 from memlab.techniques.source import ScriptLines, together
-from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique, refuse
+from memlab.techniques.technique import Control, Equivalence, Refusal, Setup, Technique, refuse
 from memlab.workload import Workload
 
 EVERY: tuple[Technique, ...] = (
@@ -56,10 +56,10 @@ CONTROLS: dict[str, Control] = {c.field: c for technique in EVERY for c in techn
 """The controls of the panel by field, in the order of `EVERY`."""
 
 
-def refusals(asked: Setup) -> Iterator[Refusal]:
+def refusals(setup: Setup) -> Iterator[Refusal]:
     """Yield every reason to refuse these settings that can be found without the model."""
     for technique in EVERY:
-        yield from technique.refusals(asked)
+        yield from technique.refusals(setup)
 
 
 def is_refused(config: StepConfig, kind: str, *, own_optimizer: bool = False) -> bool:
@@ -81,17 +81,17 @@ def check(
     refuse(refusals(Setup(config=config, device=device, card=card, workload=workload)))
 
 
-def source(asked: Setup) -> ScriptLines:
+def source(setup: Setup) -> ScriptLines:
     """Return the lines that all techniques add to an exported script."""
-    return together([technique.source(asked) for technique in EVERY])
+    return together([technique.source(setup) for technique in EVERY])
 
 
-def notes(asked: Setup) -> list[str]:
+def notes(setup: Setup) -> list[str]:
     """Return what a reader of the step's numbers must know about its techniques."""
-    return [note for technique in EVERY for note in technique.notes(asked)]
+    return [note for technique in EVERY for note in technique.notes(setup)]
 
 
-def fields_that_keep(keeps: Keeps) -> dict[str, str]:
+def fields_of_equivalence(equivalence: Equivalence) -> dict[str, str]:
     """Return the fields of all techniques that keep numbers this equal, with what each does."""
-    found = [technique for technique in EVERY if technique.keeps is keeps]
+    found = [technique for technique in EVERY if technique.equivalence is equivalence]
     return {name: technique.does for technique in found for name in technique.fields}

@@ -40,7 +40,7 @@ from memlab.errors import UnsupportedError
 from memlab.techniques.checkpointing.recompute import NO_OPERATORS, is_counted
 from memlab.techniques.compilation import asked_by, is_compiled, without
 from memlab.techniques.source import ScriptLines
-from memlab.techniques.technique import Keeps, Refusal, Setup, Technique, switch
+from memlab.techniques.technique import Equivalence, Refusal, Setup, Technique, switch
 
 # Check that a model still runs the operators that it ran on the samples of a trial.
 #
@@ -143,9 +143,9 @@ Loss = Callable[[Any], torch.Tensor]
 ROUNDING = 1e-2  # allowed error of all gradients together, where kernels sum in any order
 
 
-def refusals(asked: Setup) -> Iterator[Refusal]:
+def refusals(setup: Setup) -> Iterator[Refusal]:
     """Refuse a compiled step, for which it would do nothing."""
-    config = asked.config
+    config = setup.config
     if config.inplace and is_compiled(config):
         yield Refusal(
             why=f"inplace=True with {asked_by(config)} does nothing: a compiled graph reuses "
@@ -223,13 +223,13 @@ def find(model: nn.Module, batch: Any, loss_of: Loss) -> tuple[dict[str, Any], s
     return found, f"for {path}, {reason}"
 
 
-def source(asked: Setup) -> ScriptLines:
+def source(setup: Setup) -> ScriptLines:
     """Return no lines: a script cannot do this.
 
     Raises:
         UnsupportedError: inplace is on. Which modules qualify depends on the model.
     """
-    if asked.config.inplace:
+    if setup.config.inplace:
         raise UnsupportedError(
             "inplace=True cannot be exported: which modules may write over their input depends on "
             "the model; pass inplace=True to those modules in your own code, and use inplace=False "
@@ -346,16 +346,16 @@ def _compare(
         )
 
 
-def says(asked: Setup) -> str:
+def says(setup: Setup) -> str:
     """Return what it does now."""
-    if not asked.config.inplace:
+    if not setup.config.inplace:
         return ""
     return "activation functions write over their input if nothing else reads it"
 
 
 IN_PLACE = Technique(
     fields=("inplace",),
-    keeps=Keeps.BITS,
+    equivalence=Equivalence.BITWISE,
     does="writing in place",
     examples={"in place": {"inplace": True}},
     refusals=refusals,

@@ -14,7 +14,7 @@ from torch import nn
 
 from memlab.errors import UnsupportedError
 from memlab.techniques.source import ScriptLines
-from memlab.techniques.technique import Keeps, Setup, Technique, switch
+from memlab.techniques.technique import Equivalence, Setup, Technique, switch
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 """The memory format by the number of dimensions of a convolution's weight."""
@@ -40,9 +40,9 @@ def apply(model: nn.Module) -> None:
         weight.data = weight.data.contiguous(memory_format=FORMATS[weight.ndim])
 
 
-def source(asked: Setup) -> ScriptLines:
+def source(setup: Setup) -> ScriptLines:
     """Return the lines of a script that convert the weights."""
-    if not asked.config.channels_last:
+    if not setup.config.channels_last:
         return ScriptLines()
 
     kinds = ", ".join(f"torch.nn.{kind.__name__}" for kind in CONVOLUTIONS)
@@ -60,18 +60,18 @@ def source(asked: Setup) -> ScriptLines:
     )
 
 
-def says(asked: Setup) -> str:
+def says(setup: Setup) -> str:
     """Return what it does now."""
-    if not asked.config.channels_last:
+    if not setup.config.channels_last:
         return ""
-    if asked.device.type == "cpu":
+    if setup.device.type == "cpu":
         return "convolutions use channels last, which rarely helps on a CPU"
     return "convolutions use channels last, which is faster in half precision"
 
 
 CHANNELS_LAST = Technique(
     fields=("channels_last",),
-    keeps=Keeps.ROUNDED,
+    equivalence=Equivalence.NUMERICAL,
     examples={"channels last": {"channels_last": True}},
     source=source,
     controls=(switch("channels_last", "channels last layout", "channels last", "channels first"),),

@@ -50,7 +50,7 @@ from memlab.techniques.deferred import (
 )
 from memlab.techniques.sharding.ranks import FULLY_SHARDED, is_tensor_parallel, local
 from memlab.techniques.source import ScriptLines, inlined, together
-from memlab.techniques.technique import Keeps, Setup, Technique, switch
+from memlab.techniques.technique import Equivalence, Setup, Technique, switch
 
 # Replay what a constructor did, one tensor of the model at a time.
 #
@@ -415,17 +415,17 @@ def _refused_by_name(make: Callable[[], Made]) -> Made:
         ) from error
 
 
-def notes(asked: Setup) -> list[str]:
+def notes(setup: Setup) -> list[str]:
     """Say where the initial values come from, and where nothing is saved."""
-    if not asked.config.init_on_meta:
+    if not setup.config.init_on_meta:
         return []
 
-    if _comes_later(asked.config):
+    if _comes_later(setup.config):
         return [
             "Each rank was built with its part of the model and one whole parameter at a time, "
             "never with the whole model."
         ]
-    if asked.device.type == "cpu" or asked.config.offload_parameters:
+    if setup.device.type == "cpu" or setup.config.offload_parameters:
         return [
             "init_on_meta saves nothing here, because the model's weights are in host memory "
             "anyway. The initial values equal those of a plain build on a CPU bit by bit."
@@ -446,9 +446,9 @@ def peak_notes(config: StepConfig, peak_bytes: int) -> list[str]:
 WHY = "# built without memory first, so that weights are created where they stay"
 
 
-def source(asked: Setup) -> ScriptLines:
+def source(setup: Setup) -> ScriptLines:
     """Return the lines of a script that build the model."""
-    config = asked.config
+    config = setup.config
     if not config.init_on_meta:
         return ScriptLines()
 
@@ -463,16 +463,16 @@ def source(asked: Setup) -> ScriptLines:
     )
 
 
-def says(asked: Setup) -> str:
+def says(setup: Setup) -> str:
     """Return what it does now."""
-    if not asked.config.init_on_meta:
+    if not setup.config.init_on_meta:
         return ""
     return "the model is built without memory, then its weights are created on the device"
 
 
 BUILT_ON_META = Technique(
     fields=("init_on_meta",),
-    keeps=Keeps.ROUNDED,
+    equivalence=Equivalence.NUMERICAL,
     examples={"built on meta": {"init_on_meta": True}},
     source=source,
     notes=notes,

@@ -20,7 +20,7 @@ from memlab.config import Precision, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.techniques.batches import is_own_kind, map_tensors, tensors_of
 from memlab.techniques.source import BACKWARD, ScriptLines, inlined, together
-from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique
+from memlab.techniques.technique import Control, Equivalence, Refusal, Setup, Technique
 
 # Cast weights to another number format.
 #
@@ -86,9 +86,9 @@ TF32_REASON = "TF32 needs the tensor cores of Ampere or newer CUDA cards"
 FP8_REASON = "fp8 needs the tensor cores of Ada, Hopper or newer CUDA cards"
 
 
-def refusals(asked: Setup) -> Iterator[Refusal]:
+def refusals(setup: Setup) -> Iterator[Refusal]:
     """Refuse a precision that the device cannot compute in, or whose package is not installed."""
-    precision, device, card = asked.config.precision, asked.device, asked.card
+    precision, device, card = setup.config.precision, setup.device, setup.card
     said = f"precision={str(precision)!r}"
     bf16, fp16 = {"precision": Precision.BF16_MIXED}, {"precision": Precision.FP16_MIXED}
     fp32 = {"precision": Precision.FP32}
@@ -112,9 +112,9 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
         )
 
 
-def notes(asked: Setup) -> list[str]:
+def notes(setup: Setup) -> list[str]:
     """Return what a reader of the numbers must know about this precision on this device."""
-    precision, device = asked.config.precision, asked.device
+    precision, device = setup.config.precision, setup.device
     said = []
     if precision is Precision.FP16_MIXED and device.type == "cpu":
         said.append("fp16-mixed on a CPU is many times slower than fp32; bf16-mixed is faster.")
@@ -276,13 +276,13 @@ AUTOCAST_WHY = "# matrix products in half precision; weights and sums stay in fp
 SCALER_WHY = "# small gradients would be zero in fp16, so the loss is scaled up"
 
 
-def source(asked: Setup) -> ScriptLines:
+def source(setup: Setup) -> ScriptLines:
     """Return the casts, the autocast and the loss scaler of a script.
 
     `map_tensors` casts batches whose tensors may be inside objects.
     """
-    config, precision = asked.config, asked.config.precision
-    in_objects = asked.workload is not None and is_own_kind(asked.workload)
+    config, precision = setup.config, setup.config.precision
+    in_objects = setup.workload is not None and is_own_kind(setup.workload)
     dtype = weight_dtype(precision)
     is_tf32, has_scaler = precision is Precision.TF32, precision is Precision.FP16_MIXED
     is_fp8 = precision is Precision.FP8_MIXED
@@ -318,7 +318,7 @@ def _batch_lines(dtype: torch.dtype, in_objects: bool) -> tuple[str, ...]:
 
 PRECISION = Technique(
     fields=("precision",),
-    keeps=Keeps.ROUNDED,
+    equivalence=Equivalence.NUMERICAL,
     examples={
         name: {"precision": name}
         for name in ("bf16-mixed", "fp16-mixed", "bf16", "bf16-master", "bf16-stochastic")

@@ -52,19 +52,19 @@ def script(
             f"sharding={str(config.sharding)!r} has no script in plain PyTorch; use "
             "memlab.export_script with flavor='deepspeed'"
         )
-    asked = Setup(config=config, device=as_device(device), plan=plan, workload=workload)
-    imports, functions = parts(asked)
+    setup = Setup(config=config, device=as_device(device), plan=plan, workload=workload)
+    imports, functions = parts(setup)
     first = "\n".join([_docstring(config), "", *imports])
     return "\n\n\n".join([first, *functions]) + "\n"
 
 
-def parts(asked: Setup) -> tuple[list[str], list[str]]:
+def parts(setup: Setup) -> tuple[list[str], list[str]]:
     """Return the imports of a script, and its functions, of which `train` is the last."""
-    config, device, workload = asked.config, asked.device, asked.workload
+    config, device, workload = setup.config, setup.device, setup.workload
     every.check(config, device, workload=workload)
-    checkpointing.check_plan(config, asked.plan)
+    checkpointing.check_plan(config, setup.plan)
     own_kind = workload is not None and batches.is_own_kind(workload)
-    whole = together([*([batches.source()] if own_kind else []), every.source(asked)])
+    whole = together([*([batches.source()] if own_kind else []), every.source(setup)])
     always = ["import torch"] if own_kind else ["import torch", TREE_MAP]
     train = "\n".join(_train(config, device, whole, workload))
     return merged([*always, *whole.imports]), [*dict.fromkeys(whole.functions), train]

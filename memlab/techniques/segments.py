@@ -12,14 +12,14 @@ import torch
 from memlab._util.torch_private.tensors import set_allocator
 from memlab.config import StepConfig
 from memlab.techniques.source import ScriptLines
-from memlab.techniques.technique import Keeps, Refusal, Setup, Technique, switch
+from memlab.techniques.technique import Equivalence, Refusal, Setup, Technique, switch
 
 _switched = False  # whether memlab switched it on; a setting in the environment is left alone
 
 
-def refusals(asked: Setup) -> Iterator[Refusal]:
+def refusals(setup: Setup) -> Iterator[Refusal]:
     """Refuse a CPU, where it would do nothing."""
-    if asked.config.expandable_segments and asked.device.type == "cpu":
+    if setup.config.expandable_segments and setup.device.type == "cpu":
         yield Refusal(
             why="expandable_segments=True does nothing on a CPU, which has no caching allocator",
             remedies=({"expandable_segments": False},),
@@ -36,25 +36,25 @@ def apply(config: StepConfig, device: torch.device) -> None:
         _switched = config.expandable_segments
 
 
-def source(asked: Setup) -> ScriptLines:
+def source(setup: Setup) -> ScriptLines:
     """Return what a script sets."""
-    if not asked.config.expandable_segments:
+    if not setup.config.expandable_segments:
         return ScriptLines()
     setting = 'torch.cuda.memory._set_allocator_settings("expandable_segments:True")'
     why = "# segments grow by pages, so that fewer bytes are reserved and not used"
     return ScriptLines(before=(why, setting))
 
 
-def says(asked: Setup) -> str:
+def says(setup: Setup) -> str:
     """Return what it does now."""
-    if not asked.config.expandable_segments:
+    if not setup.config.expandable_segments:
         return ""
     return "segments grow by pages, which lowers reserved bytes but not allocated bytes"
 
 
 SEGMENTS = Technique(
     fields=("expandable_segments",),
-    keeps=Keeps.ROUNDED,
+    equivalence=Equivalence.NUMERICAL,
     examples={"expandable segments": {"expandable_segments": True}},
     changes_plans=False,  # a plan counts allocated bytes only
     refusals=refusals,

@@ -40,9 +40,9 @@ from memlab.workload import Workload
 
 # `Plan`: which modules of a model are recomputed, and which outputs each of them keeps.
 #
-# A plan is made from a recorded step (`memlab.prediction.chain`) and applied by `build_step`.
-# It identifies operators by their overload and their number within one call of the module.
-# So it is valid for every micro-batch of its model, and for no other model.
+# A plan is made from a recorded step (`memlab.prediction.budget_frontier`) and applied by
+# `build_step`. It identifies operators by their overload and their number within one call
+# of the module. So it is valid for every micro-batch of its model, and for no other model.
 
 Instance = tuple[str, int]
 """The overload of an operator ("aten.mm.default"), and its number among those of one call."""
@@ -85,16 +85,16 @@ class Plan:
         return self.saved_bytes / self.plain_saved_bytes if self.plain_saved_bytes else 1.0
 
 
-class Keeps(StrEnum):
+class Equivalence(StrEnum):
     """How equal losses, gradients and weights stay to those of the plain step.
 
-    REFERENCE makes no claim about numbers. `verify` compares two steps with the same batch and the
-    same optimizer, so these fields have the same values in both.
+    NOT_COMPARED makes no claim about numbers. `verify` compares two steps with the same batch and
+    the same optimizer, so these fields have the same values in both.
     """
 
-    REFERENCE = "it belongs to the reference step"
-    BITS = "every bit"
-    ROUNDED = "all but rounding"
+    NOT_COMPARED = "it belongs to the reference step"
+    BITWISE = "every bit"
+    NUMERICAL = "all but rounding"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -238,7 +238,7 @@ class Technique:
     Attributes:
         fields: the fields of `StepConfig` that belong to it, its switch first. A field belongs to
             one technique only.
-        keeps: how equal the numbers stay to those of the plain step.
+        equivalence: how equal the numbers stay to those of the plain step.
         does: the subject of "... changes no bit", for a technique that keeps every bit.
         examples: settings that switch it on, by the name that docs/combinations.md shows.
         changes_plans: whether a plan for a memory budget depends on it.
@@ -254,7 +254,7 @@ class Technique:
     """
 
     fields: tuple[str, ...]
-    keeps: Keeps
+    equivalence: Equivalence
     does: str = ""
     examples: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     changes_plans: bool = True

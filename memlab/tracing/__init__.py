@@ -1,6 +1,6 @@
 """Tracing: a step runs over fake tensors, on a device that need not be there, and all is noted.
 
-- `record_step.py` traces the step of a workload as a `Program` (`program.py`), the trace for any
+- `trace_step.py` traces the step of a workload as a `Program` (`program.py`), the trace for any
   batch size. Start here.
 - `fake_workload.py`: the workload with a model and batches of fake tensors, by `built.py`.
 - `tracker.py` sees every operator; `fake_outputs.py` says what it returns, `values.py` and

@@ -16,7 +16,7 @@ import torch
 
 from memlab._util.torch_private.tensors import storage_key
 from memlab.trace import Trace
-from memlab.tracing.recording import Block, Event, Recording, Streams
+from memlab.tracing.recording import Block, Event, OpTrace, Streams
 from memlab.tracing.values import tensors_in
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class LiveBlocks:
         self._live: dict[int, _Death] = {}  # by the address of the storage
         self._left: dict[int, weakref.ref[Any]] = {}  # by earlier attempts, in caches of modules
 
-    def restart(self, recording: Recording) -> None:
+    def restart(self, recording: OpTrace) -> None:
         """Write into another recording from now on, in which no block is live yet."""
         self._recording = recording
         self._left |= self.left()
@@ -158,7 +158,7 @@ class LiveBlocks:
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
+class KernelMemory:
     """The memory of one operator's kernel that fake tensors do not show.
 
     Attributes:
@@ -202,7 +202,7 @@ class Layout:
     num_blocks: int
 
 
-def layout_of(recording: Recording) -> Layout:
+def layout_of(recording: OpTrace) -> Layout:
     """Return the order of everything that the run allocates and frees."""
     rows: list[tuple[int, bool, int, int, int, int]] = []
     kernels: list[int] = []
@@ -248,7 +248,7 @@ def layout_of(recording: Recording) -> Layout:
 
 
 def sizes_of(
-    recording: Recording, layout: Layout, effects: Sequence[Effect | None]
+    recording: OpTrace, layout: Layout, effects: Sequence[KernelMemory | None]
 ) -> npt.NDArray[np.int64]:
     """Return the bytes of every block of the layout.
 
@@ -272,7 +272,7 @@ def sizes_of(
     return sizes
 
 
-def trace_of(recording: Recording, effects: Sequence[Effect | None]) -> Trace:
+def trace_of(recording: OpTrace, effects: Sequence[KernelMemory | None]) -> Trace:
     """Return every allocation and free of the run, including those of kernels."""
     layout = layout_of(recording)
     sizes = sizes_of(recording, layout, effects)[layout.block]

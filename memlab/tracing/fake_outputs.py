@@ -51,7 +51,7 @@ from memlab.devices.operators import (
 )
 from memlab.errors import UnsupportedError
 from memlab.tracing.faking import Sparse, accumulates_in_place, are_sparse
-from memlab.tracing.recording import Recording
+from memlab.tracing.recording import OpTrace
 from memlab.tracing.repeats import Repeats, view_of
 from memlab.tracing.unknown import Draws, Guesses, UnknownValues, is_mask
 from memlab.tracing.values import PICKS, Values, check_formats, for_real, tensors_in
@@ -315,7 +315,7 @@ class FakeOutputs:
     def __init__(
         self,
         device_type: str,
-        recording: Recording,
+        recording: OpTrace,
         draws: Draws,
         guesses: Guesses,
         assume: Callable[[str, str, str], None],

@@ -39,7 +39,7 @@ from memlab._util.collectives import Communication, communication_of
 from memlab.devices.operators import call_of_collective
 from memlab.trace import Interval, Phase, Trace
 from memlab.tracing.assembly import Layout, layout_of
-from memlab.tracing.recording import Ran, Recording
+from memlab.tracing.recording import OpTrace, Ran
 
 if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
@@ -72,7 +72,7 @@ class Program:
         other_ranks: the programs of ranks that hold something else, as far as they were recorded.
     """
 
-    recording: Recording
+    recording: OpTrace
     ran: Ran
     layout: Layout
     partners: dict[int, int]
@@ -306,7 +306,7 @@ class Program:
         return [block[start:end][counted[start:end]] for start, end in rows]
 
 
-def program_of(recording: Recording, sizes: tuple[int, ...], other_size: int) -> Program:
+def program_of(recording: OpTrace, sizes: tuple[int, ...], other_size: int) -> Program:
     """Return the program of a run of two steps, recorded over these micro-batch sizes."""
     layout = layout_of(recording)
     partners = _partners(recording.intervals)
@@ -382,7 +382,7 @@ def _partners(intervals: Sequence[Interval]) -> dict[int, int]:
     return partners | {data[1]: data[0]} if len(data) == 2 else partners
 
 
-def _by_interval(recording: Recording) -> list[list[str]]:
+def _by_interval(recording: OpTrace) -> list[list[str]]:
     names: list[list[str]] = [[] for _ in recording.intervals]
     for operator in recording.operators:
         names[operator.interval].append(operator.name)

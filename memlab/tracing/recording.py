@@ -1,4 +1,4 @@
-"""`Recording`: the operators of a run over fake tensors, and every allocation and free."""
+"""`OpTrace`: the operators of a run over fake tensors, and every allocation and free."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Ran:
 
 
 @dataclass(slots=True, eq=False)
-class Recording:
+class OpTrace:
     """What a run would do, in order.
 
     Attributes:
@@ -197,7 +197,7 @@ class Recording:
             interval=np.array([operator.interval for operator in self.operators], np.int32),
         )
 
-    def without_objects(self) -> Recording:
+    def without_objects(self) -> OpTrace:
         """Return the recording without operators, blocks, events and calls: with its facts.
 
         Those are thousands of objects. A kernel that kept them for every prediction of a panel

@@ -4,7 +4,7 @@ The idea. The step runs over fake tensors: they have a shape and no memory. PyTo
 autograd and the model's own Python do what they always do; only the kernels are left out. `Tracker`
 is a mode of the dispatcher, so it sees each operator that would reach a kernel. It gives the
 operator's outputs (`fake_outputs.py`), notes which memory is born and dies (`LiveBlocks`), and
-with both where the step is. What comes out is a `Recording`.
+with both where the step is. What comes out is a `OpTrace`.
 
 For `y = torch.relu(fc(x))` of a model whose `fc` is a linear layer without bias:
 
@@ -77,7 +77,7 @@ from memlab.tracing.recording import (
     CompiledCall,
     ModuleCall,
     Operator,
-    Recording,
+    OpTrace,
     StreamEvent,
     Streams,
 )
@@ -186,7 +186,7 @@ class Tracker(TorchDispatchMode):
 
     def restart(self) -> None:
         """Forget what was seen, for another attempt; what was learned of guesses stays."""
-        self.recording = Recording()
+        self.recording = OpTrace()
         self.blocks.restart(self.recording)
         operators = self.recording.operators
         self.streams.restart(self.recording.marks.append, operators.__len__)
@@ -440,7 +440,7 @@ def _profiler_name(func: Any) -> str:
     return str(schema_of(func).name)
 
 
-def record_fake(run: Callable[[FakeTensorMode], None], tracker: Tracker) -> Recording:
+def record_fake(run: Callable[[FakeTensorMode], None], tracker: Tracker) -> OpTrace:
     """Call `run` over fake tensors and return what it would do; `run` drops everything it makes.
 
     Where random numbers may have decided a value that was assumed, it is called again with these;
@@ -466,7 +466,7 @@ def record_fake(run: Callable[[FakeTensorMode], None], tracker: Tracker) -> Reco
         tracker.restart()
 
 
-def _attempt(run: Callable[[FakeTensorMode], None], tracker: Tracker) -> Recording:
+def _attempt(run: Callable[[FakeTensorMode], None], tracker: Tracker) -> OpTrace:
     mode = OneMode(allow_non_fake_inputs=True)
     uses_of_own_gradient()
     with older_objects_frozen():

@@ -1,4 +1,4 @@
-"""The eager memory budget: its chain of plans, compared with predictions and the real allocator."""
+"""The eager memory budget: its plans, compared with predictions and the real allocator."""
 
 import dataclasses
 import io
@@ -16,14 +16,15 @@ from benchmarks import models, report
 from memlab import Outcome, StepConfig
 from memlab._util.units import KIB
 from memlab.errors import UnsupportedError
-from memlab.prediction import chain, chains
-from memlab.prediction.chain import Chain, ChoiceCost, Cut
-from memlab.prediction.chain import chain_of as chain_of_step
+from memlab.prediction import budget_frontier as frontier
+from memlab.prediction import planning
+from memlab.prediction.budget_frontier import BudgetFrontier, ChoiceCost, RecomputeCandidates
+from memlab.prediction.budget_frontier import frontier_of as chain_of_step
 from memlab.runtime import isolation
 from memlab.techniques.step import build_step, set_seed
 from memlab.techniques.technique import Plan, Region
 from memlab.trace import PHASES, Phase
-from tests.budget_parts import WORKLOADS, Gelu, chain_of, predicted, regression
+from tests.budget_parts import WORKLOADS, Gelu, frontier_of, predicted, regression
 
 BUDGETS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)
 READ_BYTES = 8 * KIB  # a state of torch's generator, held while it is read: no prediction sees it
@@ -66,7 +67,7 @@ def _held(result):
 )  # fmt: skip
 def test_along_a_chain_exact_peaks_never_rise_and_times_never_fall(name, card):
     workload, config = models.WORKLOADS[name](), StepConfig()
-    plans = chain_of(workload, config, card).plans
+    plans = frontier_of(workload, config, card).plans
     assert len(plans) > 1
     some = sorted({0, 1, len(plans) // 3, 2 * len(plans) // 3, len(plans) - 1})
     results = [predicted(workload, config, card, plans[at]) for at in some]
@@ -82,7 +83,7 @@ def test_along_a_chain_exact_peaks_never_rise_and_times_never_fall(name, card):
 
 def test_where_nothing_lowers_the_peak_less_is_held_all_the_same_step_by_step():
     """The update holds more than forward and backward: no plan has a lower peak."""
-    plans = chain_of(memlab.workloads.get("resnet-digits"), device="h200").plans
+    plans = frontier_of(memlab.workloads.get("resnet-digits"), device="h200").plans
     assert len(plans) >= 5
     assert {plan.peak_bytes for plan in plans} == {plans[0].peak_bytes}
     assert all(plan.peak_bytes % 512 == 0 for plan in plans)  # blocks of the caching allocator
@@ -94,7 +95,7 @@ def test_no_plan_is_beaten_by_blocks_that_a_person_picks(name):
     plain = plain_step_of(WORKLOADS[name](), "h200")
     candidates = {candidate.path: candidate for candidate in plain.candidates()}
     paths = plain.recording.repeated or tuple(candidates)[:3]
-    by_hand = Cut(plain, [candidates[path] for path in paths])
+    by_hand = RecomputeCandidates(plain, [candidates[path] for path in paths])
     everywhere, count = frozenset(), len(by_hand.candidates)
     for number in range(1, count + 1):
         first = by_hand.evaluate([everywhere] * number + [None] * (count - number))
@@ -114,8 +115,8 @@ def plain_step_of(workload, device):
         return chain_of_step(plain)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chains, "chain_of", keep)
-        chain_of(workload, device=device)
+        patch.setattr(planning, "frontier_of", keep)
+        frontier_of(workload, device=device)
     return found[0]
 
 
@@ -131,13 +132,13 @@ costs = st.builds(
 @given(st.lists(costs, max_size=30), st.integers(1, 1000))
 def test_of_any_choices_a_chain_holds_less_and_less_at_no_higher_peak_no_faster(found, most):
     plain = ChoiceCost(saved_bytes=1000, peak_bytes=900, recompute_seconds=0.0, seconds=0.0)
-    choices = [chain._Choice(cut=None, kept=(), cost=cost) for cost in [plain, *found]]
-    picked = [choice.cost for choice in chain._monotonic(choices, most)]
+    choices = [frontier._Choice(cut=None, kept=(), cost=cost) for cost in [plain, *found]]
+    picked = [choice.cost for choice in frontier._monotonic(choices, most)]
     assert picked[0] == plain
     for at, (before, after) in enumerate(itertools.pairwise(picked)):
         assert after.saved_bytes < before.saved_bytes or after is picked[-1]
         lowest = min(cost.peak_bytes for cost in picked[: at + 1])
-        assert after.peak_bytes <= chain.SAME**2 * lowest
+        assert after.peak_bytes <= frontier.SAME**2 * lowest
         assert after.recompute_seconds >= before.recompute_seconds
 
 
@@ -185,7 +186,7 @@ def groups():
 def test_modules_inside_recomputed_ones_lower_the_peak_and_leave_every_bit():
     workload = regression(groups, 32, 16)
     config = StepConfig(batch_size=12, memory_budget=0.0)
-    plan = chain_of(workload, config).pick(0.0)
+    plan = frontier_of(workload, config).pick(0.0)
     paths = {region.path for region in plan.regions}
     assert {"0", "0.0", "7", "7.7"} <= paths
     measured = memlab.measure(workload, config, "cpu", repeats=1)
@@ -202,8 +203,8 @@ def test_modules_inside_recomputed_ones_lower_the_peak_and_leave_every_bit():
 
 def test_modules_inside_others_come_last_of_all_so_that_no_exact_peak_rises():
     workload, config = regression(groups, 32, 16), StepConfig(batch_size=12)
-    chain = chain_of(workload, config)
-    paths = [{region.path for region in plan.regions} for plan in chain.plans]
+    frontier = frontier_of(workload, config)
+    paths = [{region.path for region in plan.regions} for plan in frontier.plans]
     nested = [any(f"{a}." in b for a in own for b in own) for own in paths]
     assert nested[-1]
     assert not any(nested[:-1])
@@ -211,10 +212,10 @@ def test_modules_inside_others_come_last_of_all_so_that_no_exact_peak_rises():
         memlab.predict(
             workload, dataclasses.replace(config, memory_budget=plan.share), "cpu"
         ).peak_allocated_bytes
-        for plan in (chain.plans[0], *chain.plans[-2:])
+        for plan in (frontier.plans[0], *frontier.plans[-2:])
     ]
     assert peaks == sorted(peaks, reverse=True)
-    assert peaks[-1] <= chain.plans[-1].peak_bytes
+    assert peaks[-1] <= frontier.plans[-1].peak_bytes
 
 
 def test_an_attention_inside_a_recomputed_layer_finds_its_query_to_be_its_key_once_more():
@@ -292,7 +293,7 @@ def test_a_budget_below_the_least_uses_the_least_and_says_so():
 def test_pointwise_operators_are_the_first_to_go():
     """A written-out GELU holds eight tensors of 4x the width, its matmuls one."""
     wide = regression(lambda: nn.Sequential(*(Gelu(1024) for _ in range(4))), 256, 1024)
-    plans = chain_of(wide, device="t4")
+    plans = frontier_of(wide, device="t4")
     plan, all_of_it = plans.pick(0.5), plans.plans[-1]
     kept = {name for region in plan.regions for name, _ in region.keep}
     assert "aten.addmm.default" in kept
@@ -339,7 +340,7 @@ def test_a_module_that_changes_its_input_in_place_is_not_recomputed():
                 x = layer(x)
             return x
 
-    plans = chain_of(regression(Model, 32)).plans
+    plans = frontier_of(regression(Model, 32)).plans
     paths = {region.path for plan in plans for region in plan.regions}
     assert paths
     assert not {"layers.0", "layers.1", "layers.2"} & paths
@@ -403,6 +404,6 @@ def test_pick_takes_the_first_plan_within_the_budget():
         )
         for saved in (100, 70, 30)
     )  # fmt: skip
-    made = Chain(plans=plans)
+    made = BudgetFrontier(plans=plans)
     picked = [made.pick(budget).saved_bytes for budget in (1.0, 0.99, 0.7, 0.69, 0.3, 0.1)]
     assert picked == [100, 70, 70, 30, 30, 30]

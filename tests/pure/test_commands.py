@@ -19,7 +19,7 @@ from memlab.cli.commands import FIELDS, ExitCode, code_of, config_of, lists_of
 from memlab.cli.commands import memlab as group
 from memlab.cli.models import AskedModel, workload_of
 from memlab.config import PRESET_POLICIES, Optimizer, allowed_value
-from memlab.result import Judgement
+from memlab.result import FitStatus
 from memlab.search.answer import Recommendation, Recommendations
 from memlab.store.keeping import write
 from memlab.store.records import Kind
@@ -369,10 +369,10 @@ def test_code_that_a_config_names_is_not_run(own):
     ("fields", "code"),
     [
         ({}, 0),
-        ({"fit": Judgement.FITS, "fits": True, "memory_limit_bytes": MIB}, 0),
-        ({"fit": Judgement.DOES_NOT_FIT, "fits": False, "memory_limit_bytes": 512}, 1),
-        ({"fit": Judgement.TOO_CLOSE, "fits": True, "memory_limit_bytes": 1025}, 1),
-        ({"outcome": "out_of_memory", "fit": Judgement.DOES_NOT_FIT}, 1),
+        ({"fit": FitStatus.FITS, "fits": True, "memory_limit_bytes": MIB}, 0),
+        ({"fit": FitStatus.DOES_NOT_FIT, "fits": False, "memory_limit_bytes": 512}, 1),
+        ({"fit": FitStatus.TOO_CLOSE, "fits": True, "memory_limit_bytes": 1025}, 1),
+        ({"outcome": "out_of_memory", "fit": FitStatus.DOES_NOT_FIT}, 1),
         ({"outcome": "unsupported"}, 3),
         ({"outcome": "failed"}, 3),
         ({"outcome": "crashed"}, 3),
@@ -411,10 +411,10 @@ def test_what_a_persons_file_prints_does_not_mix_with_the_answer(asked, own):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"fit": Judgement.FITS, "memory_limit_bytes": MIB}, "fits 1.00 MiB, the memory limit"),
-        ({"fit": Judgement.TOO_CLOSE, "usable_memory_bytes": MIB, "device": "t4"},
+        ({"fit": FitStatus.FITS, "memory_limit_bytes": MIB}, "fits 1.00 MiB, the memory limit"),
+        ({"fit": FitStatus.TOO_CLOSE, "usable_memory_bytes": MIB, "device": "t4"},
          "too close to 1.00 MiB, what PyTorch can reserve on t4, to say whether it fits"),
-        ({"fit": Judgement.DOES_NOT_FIT, "usable_memory_bytes": MIB, "device": "t4"},
+        ({"fit": FitStatus.DOES_NOT_FIT, "usable_memory_bytes": MIB, "device": "t4"},
          "does not fit 1.00 MiB, what PyTorch can reserve on t4"),
     ],
 )  # fmt: skip

@@ -20,7 +20,7 @@ from memlab.tracing import card_answers, fake_cuda
 from memlab.tracing.assembly import trace_of
 from memlab.tracing.card_answers import COMPOSITE
 from memlab.tracing.fake_cuda import MODES
-from memlab.tracing.recording import Recording
+from memlab.tracing.recording import OpTrace
 from memlab.tracing.tracker import Tracker, record_fake
 
 TABLE = card_answers.kernels_by_function() or {}
@@ -124,7 +124,7 @@ def test_without_the_table_functions_with_a_kernel_on_a_cpu_are_kept_and_it_is_s
     assert card_answers.notes() == ()
 
 
-def recorded(run: Callable[[torch.device], object]) -> Recording:
+def recorded(run: Callable[[torch.device], object]) -> OpTrace:
     """Return one forward and backward on the stand-in, all in a single step."""
     with fake_cuda.as_cuda((8, 0)) as device:
         tracker = Tracker(device.type)
@@ -136,17 +136,17 @@ def recorded(run: Callable[[torch.device], object]) -> Recording:
         return record_fake(go, tracker)
 
 
-def peak_bytes(recording: Recording) -> int:
+def peak_bytes(recording: OpTrace) -> int:
     """Return the most bytes that were live at once, cuBLAS's workspaces left out."""
     trace = trace_of(recording, [None] * len(effects(recording, None)))
     return int(trace.nbytes.cumsum().max())
 
 
-def names(recording: Recording) -> list[str]:
+def names(recording: OpTrace) -> list[str]:
     return [o.name.removeprefix("aten::") for o in recording.operators if o.signature is not None]
 
 
-def there_and_back(function: Callable[[torch.Tensor], torch.Tensor]) -> Recording:
+def there_and_back(function: Callable[[torch.Tensor], torch.Tensor]) -> OpTrace:
     def run(device: torch.device) -> None:
         x = torch.empty(MIB, device=device, requires_grad=True)  # 4 MiB
         y = function(x.view(1024, 1024))

@@ -20,14 +20,14 @@ from memlab.cost_model.cuda_kernels import (
 from memlab.devices import cards
 from memlab.trace import Phase
 from memlab.tracing import fake_cuda
-from memlab.tracing.assembly import Effect
-from memlab.tracing.recording import Recording
+from memlab.tracing.assembly import KernelMemory
+from memlab.tracing.recording import OpTrace
 from memlab.tracing.tracker import Tracker, record_fake
 
 RTX_3060, H100, T4 = (cards.find(name) for name in ("rtx-3060", "h100", "t4"))
 
 
-def step(make: Callable[[torch.device], tuple[nn.Module, torch.Tensor]]) -> Recording:
+def step(make: Callable[[torch.device], tuple[nn.Module, torch.Tensor]]) -> OpTrace:
     """Return the recording of a forward and a backward."""
     with fake_cuda.as_cuda() as device:
         tracker = Tracker(device.type)
@@ -42,7 +42,7 @@ def step(make: Callable[[torch.device], tuple[nn.Module, torch.Tensor]]) -> Reco
         return record_fake(run, tracker)
 
 
-def effects_of(recording: Recording, name: str, card: cards.Card | None) -> list[Effect | None]:
+def effects_of(recording: OpTrace, name: str, card: cards.Card | None) -> list[KernelMemory | None]:
     found = effects(recording, card)
     return [e for o, e in zip(recording.operators, found, strict=True) if o.name == name]
 
@@ -79,7 +79,7 @@ def convolution(
 
 
 def workspaces(
-    recording: Recording, card: cards.Card | None, hypothesis: Workspaces
+    recording: OpTrace, card: cards.Card | None, hypothesis: Workspaces
 ) -> tuple[int, int]:
     """Return that of the forward and that of the backward convolution."""
     found = with_workspaces(effects(recording, card), recording.operators, card, hypothesis)
@@ -152,7 +152,7 @@ def test_layer_norm_copies_what_is_not_contiguous() -> None:
         return Permuted().to(device), torch.zeros(4, 8, 16, device=device, requires_grad=True)
 
     [effect] = effects_of(step(make), "aten::native_layer_norm", H100)
-    assert effect == Effect(workspace_bytes=4 * 8 * 16 * 4)
+    assert effect == KernelMemory(workspace_bytes=4 * 8 * 16 * 4)
 
 
 @pytest.mark.parametrize(("tokens", "size"), [(3072, 0), (4000, (400 + 100) * 64 * 4 + 4000 * 32)])
@@ -222,7 +222,7 @@ def test_logsumexp_holds_the_exponentials() -> None:
         return Model(), torch.empty(1024, 256, device=device, requires_grad=True)
 
     [effect] = effects_of(step(make), "aten::logsumexp", H100)
-    assert effect == Effect(workspace_bytes=(1024 * 256 + 1024) * 4)
+    assert effect == KernelMemory(workspace_bytes=(1024 * 256 + 1024) * 4)
 
 
 def test_rms_norm_copies_what_is_not_contiguous() -> None:
@@ -235,7 +235,9 @@ def test_rms_norm_copies_what_is_not_contiguous() -> None:
 
     recording = step(make)
     size = 1024 * 256 * 4
-    assert effects_of(recording, "aten::_fused_rms_norm", H100) == [Effect(workspace_bytes=size)]
+    assert effects_of(recording, "aten::_fused_rms_norm", H100) == [
+        KernelMemory(workspace_bytes=size)
+    ]
     [backward] = effects_of(recording, "aten::_fused_rms_norm_backward", H100)
     assert backward is not None
     assert backward.workspace_bytes >= size
@@ -265,4 +267,4 @@ def test_flash_backward_sums_gradients_of_queries_in_fp32_as_counted_by_hand(
     by_hand = rows * {64: 64, 136: 192}[size] * 4 + rows * 4
     if heads_of_keys != heads:  # keys and values of all heads, in bf16, before they are summed
         by_hand += 2 * samples * heads * tokens * size * 2
-    assert effect == Effect(workspace_bytes=by_hand)
+    assert effect == KernelMemory(workspace_bytes=by_hand)

@@ -14,7 +14,7 @@ from memlab.devices import cards
 from memlab.errors import UnsupportedError
 from memlab.techniques import every
 from memlab.techniques.every import EVERY
-from memlab.techniques.technique import Keeps, Refusal, Setup, catalogue, in_words, offers_of
+from memlab.techniques.technique import Equivalence, Refusal, Setup, catalogue, in_words, offers_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 EXAMPLES = {name: fields for t in EVERY for name, fields in t.examples.items()}
@@ -27,7 +27,9 @@ def test_every_field_belongs_to_exactly_one_technique():
 
 def test_what_keeps_every_bit_says_what_it_does():
     for technique in EVERY:
-        assert bool(technique.does) == (technique.keeps is Keeps.BITS), technique.fields
+        assert bool(technique.does) == (technique.equivalence is Equivalence.BITWISE), (
+            technique.fields
+        )
 
 
 @pytest.mark.parametrize("technique", EVERY, ids=lambda technique: technique.fields[0])

@@ -8,7 +8,7 @@ import torch
 
 import memlab
 from memlab.cost_model import calibration, cost_store, targets
-from memlab.cost_model.calibration import calibrate, doubted
+from memlab.cost_model.calibration import calibrate, to_remeasure
 from memlab.cost_model.cost_store import Store
 from memlab.cost_model.targets import Kernels
 from memlab.devices import here
@@ -117,7 +117,7 @@ def test_costs_that_are_doubted_are_taken_again_and_those_learned_beside_them_fo
 
     def again(before):
         found = calibrate(
-            [GELU], timed=True, store=Store(tmp_path), max_bytes=2**20, doubted_before=before
+            [GELU], timed=True, store=Store(tmp_path), max_bytes=2**20, remeasure_before=before
         )
         return found[GELU].seconds
 
@@ -136,15 +136,15 @@ def test_a_cost_of_the_future_or_without_a_date_is_doubted(machine):
     dated = {GELU: machine.clock + 9, RELU: None, TANH: machine.clock - 9}
     cost = OperatorCost(output_bytes=(), peak_bytes=0, seconds=1.0)
     known = {signature: replace(cost, taken_at=date) for signature, date in dated.items()}
-    assert set(doubted(known, machine.clock - 60)) == {GELU, RELU}
-    assert doubted(known, None) == {}
+    assert set(to_remeasure(known, machine.clock - 60)) == {GELU, RELU}
+    assert to_remeasure(known, None) == {}
 
 
 def test_costs_that_are_found_right_when_taken_again_put_no_others_in_doubt(machine, tmp_path):
     cost_of(Store(tmp_path), GELU, RELU)
     machine.clock += 3600
     calibrate([GELU], timed=True, store=Store(tmp_path), max_bytes=2**20,
-              doubted_before=machine.clock)  # fmt: skip
+              remeasure_before=machine.clock)  # fmt: skip
     assert set(Store(tmp_path).read([GELU, RELU])) == {GELU, RELU}
 
 

@@ -6,7 +6,7 @@ import torch
 
 from memlab.cost_model.overlap import overlap_notes, overlap_of, seconds_of_streams
 from memlab.trace import Interval, Phase
-from memlab.tracing.recording import Operator, Recording, Streams
+from memlab.tracing.recording import Operator, OpTrace, Streams
 
 OUTSIDE, FORWARD, UPDATE = 0, 1, 2
 
@@ -20,7 +20,7 @@ class Host:
             Interval(step=0, phase=Phase.FORWARD),
             Interval(step=0, phase=Phase.OPTIMIZER),
         ]
-        self.recording = Recording(intervals=intervals)
+        self.recording = OpTrace(intervals=intervals)
         self.streams = Streams()
         self.streams.restart(self.recording.marks.append, self.recording.operators.__len__)
         self.seconds: list[float] = []

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from memlab import StepConfig
 from memlab.memory.lifetimes import step_memory
-from memlab.prediction.forecast import forecast_of
+from memlab.prediction.batch_size_model import forecast_of
 from memlab.tracing.assembly import sizes_of
-from memlab.tracing.record_step import record_step
+from memlab.tracing.trace_step import trace_step
 from memlab.tracing.tracker import Tracker
 from tests.models import blocks
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def forecast(config: StepConfig, workload=None):
-    program = record_step(workload or blocks(norm=True), config, CPU, 0, Tracker("cpu"))
+    program = trace_step(workload or blocks(norm=True), config, CPU, 0, Tracker("cpu"))
     own = sizes_of(program.recording, program.layout, [None] * len(program.recording.operators))
     seconds = np.arange(len(program.recording.intervals), dtype=float)
     return forecast_of(program, own, seconds, settings=None)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from memlab import plots
 from memlab.config import StepConfig
-from memlab.result import Judgement, Source
+from memlab.result import FitStatus, Source
 from memlab.search.answer import AtLimit, Recommendation, reason_of_limit
 from tests.figure_parts import MIB, make_result, out_of_memory, recommended, texts_of
 
@@ -46,7 +46,7 @@ def test_the_picture_marks_the_best_the_others_and_those_too_close():
 def test_a_peak_far_above_a_limit_that_may_fit_with_less_cache_says_so():
     near = replace(
         found(0.2, 60), needed_bytes=51 * MIB, uncertainty={"needed_bytes": 0.03},
-        memory_limit_bytes=50 * MIB, fits=False, fit=Judgement.TOO_CLOSE,
+        memory_limit_bytes=50 * MIB, fits=False, fit=FitStatus.TOO_CLOSE,
     )  # fmt: skip
     assert reason_of_limit(near, 50 * MIB, 0.0) == (
         "too close to say whether it fits 50.0 MiB with less cache (60.0 MiB reserved, predicted "

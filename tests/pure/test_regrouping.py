@@ -8,7 +8,7 @@ import pytest
 
 from memlab import StepConfig
 from memlab.devices.cards import resolve
-from memlab.prediction.interpolation import can_regroup, regrouped, with_micro_batches
+from memlab.prediction.interpolation import can_regroup, estimate_accumulation, with_micro_batches
 from memlab.prediction.predict import predict_in_process
 from memlab.trace import CATEGORIES, PHASES, Phase, Timeline
 from tests.models import blocks
@@ -35,7 +35,7 @@ def test_any_number_is_estimated_from_any_other(device):
         for count, exact in found.items():
             base, asked = found[recorded], exact.result
             assert can_regroup(base.forecast, asked.config)
-            estimate = regrouped(base, asked.config)
+            estimate = estimate_accumulation(base, asked.config)
             assert estimate.config == asked.config
             assert estimate.peak_allocated_bytes == pytest.approx(
                 asked.peak_allocated_bytes, rel=WITHIN

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import memlab
 from memlab.tracing import fake_cuda
-from memlab.tracing.recording import Recording
+from memlab.tracing.recording import OpTrace
 from memlab.tracing.tracker import Tracker, record_fake
 from tests.predictions import predicted
 
@@ -23,7 +23,7 @@ def device() -> Iterator[torch.device]:
         yield found
 
 
-def recorded(device: torch.device, run: Callable[[], object]) -> Recording:
+def recorded(device: torch.device, run: Callable[[], object]) -> OpTrace:
     tracker = Tracker(device.type)
 
     def go(_: FakeTensorMode) -> None:
@@ -32,7 +32,7 @@ def recorded(device: torch.device, run: Callable[[], object]) -> Recording:
     return record_fake(go, tracker)
 
 
-def names(recording: Recording) -> list[str]:
+def names(recording: OpTrace) -> list[str]:
     return [operator.name for operator in recording.operators]
 
 

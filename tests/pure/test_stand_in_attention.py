@@ -11,8 +11,8 @@ from memlab.tracing.attention_kernels import (
     efficient_takes_groups,
     kernels_of,
 )
-from memlab.tracing.record_step import attention_notes
-from memlab.tracing.recording import Recording
+from memlab.tracing.recording import OpTrace
+from memlab.tracing.trace_step import attention_notes
 
 SAMPLES, HEADS, TOKENS = 2, 4, 24
 
@@ -86,7 +86,7 @@ def test_what_is_switched_off_is_the_reason():
 
 def told(what: AttentionInputs, count: int = 2) -> tuple[str, ...]:
     """Return what is told of some calls of one forward, after another one."""
-    recording = Recording()
+    recording = OpTrace()
     recording.intervals += [Interval(step=s, phase=Phase.FORWARD, micro_batch=0) for s in (0, 1)]
     recording.attention = [(call_of(what), 1), *[(call_of(what), 2)] * count]
     return attention_notes(recording)

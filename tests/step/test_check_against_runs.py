@@ -38,10 +38,10 @@ def predict(monkeypatch, tmp_path):
     def predict(run, kept, new=None, *, noise=0.0, note=None, is_whole=True):
         dates = []
 
-        def attempt(doubted_before):
-            dates.append(doubted_before)
+        def attempt(remeasure_before):
+            dates.append(remeasure_before)
             facts = {
-                "step_seconds": kept if doubted_before is None else new,
+                "step_seconds": kept if remeasure_before is None else new,
                 "peak_allocated_bytes": PEAK,
                 "uncertainty": {"peak_allocated_bytes": 0.01, "step_seconds": 0.25 + noise},
                 "notes": ("the first",),

@@ -24,7 +24,7 @@ from memlab.search import search
 from memlab.search.alternatives import BUDGETS, alternatives_of, space_of
 from memlab.search.search import SAME_TIME
 from memlab.techniques.every import EVERY
-from memlab.techniques.technique import Keeps
+from memlab.techniques.technique import Equivalence
 from tests.models import IN, blocks, linear
 from tests.verify_parts import alike
 
@@ -200,7 +200,7 @@ def test_a_batch_that_is_normalised_is_not_divided():
 def test_exact_leaves_number_formats_alone():
     space = space_of(StepConfig(), None, alike, exact=True)
     fields = {name for group in (*space.faster, *space.savers) for one in group for name in one}
-    kept = {name for t in EVERY if t.keeps is Keeps.BITS for name in t.fields}
+    kept = {name for t in EVERY if t.equivalence is Equivalence.BITWISE for name in t.fields}
     assert fields <= kept
     assert "precision" not in fields
     assert space.budgets == BUDGETS

@@ -14,7 +14,7 @@ from memlab._util.torch_private.ranks import group_of_none
 from memlab._util.units import MIB
 from memlab.cost_model.cuda_kernels import effects
 from memlab.cost_model.overlap import seconds_of_streams
-from memlab.cost_model.recorded_step import Failure, RecordedStep, from_recorded_step
+from memlab.cost_model.traced_step import Failure, TracedStep, from_traced_step
 from memlab.devices import cards
 from memlab.devices.cards import CUBLAS_WORKSPACE_BYTES
 from memlab.devices.operators import TensorSpec
@@ -23,7 +23,7 @@ from memlab.prediction.predict import Prediction, predict_in_process
 from memlab.techniques import every
 from memlab.techniques.technique import Setup
 from memlab.trace import Category, Phase
-from memlab.tracing.recording import Operator, Recording
+from memlab.tracing.recording import Operator, OpTrace
 from tests.models import blocks
 
 WIDTH, SAMPLES = 1024, 16
@@ -280,7 +280,7 @@ def one_group(sharding: str) -> dict[str, int]:
 def scheduled(sharding: str, seconds: dict[str, float]) -> dict[Phase, float]:
     """Return how long each phase of a step takes if these operators take so long, and no other."""
 
-    def run(step: RecordedStep) -> dict[Phase, float]:
+    def run(step: TracedStep) -> dict[Phase, float]:
         recording = step.program.recording
         of_operators = [seconds.get(operator.name, 0.0) for operator in recording.operators]
         taken = seconds_of_streams(recording, np.array(of_operators), launch_seconds=0.0)
@@ -290,7 +290,7 @@ def scheduled(sharding: str, seconds: dict[str, float]) -> dict[Phase, float]:
             if interval.step == 1
         }
 
-    made = from_recorded_step(
+    made = from_traced_step(
         run, pairs(4), StepConfig(sharding=sharding, world_size=2, batch_size=32),
         cards.resolve(CARD), seed=0, report=lambda progress: None, purpose="for its streams",
     )  # fmt: skip
@@ -366,7 +366,7 @@ def test_lists_of_tensors_are_gathered_through_one_tensor():
     for given, taken in ((parts, 4 * 256 * 4), (odd, None)):
         signature = ("c10d.allgather_.default", ((given,), (parts[0],)), ())
         operator = Operator("c10d::allgather_", signature, (), -1, 0)
-        (effect,) = effects(Recording(operators=[operator]), None)
+        (effect,) = effects(OpTrace(operators=[operator]), None)
         assert (effect and effect.workspace_bytes) == taken
 
 

@@ -14,7 +14,7 @@ from memlab.devices import cards
 from memlab.memory.replay import AllocatorSettings, least_limit, replay, serves
 from memlab.prediction.memory_widths import width_of
 from memlab.prediction.predict import Prediction, predict_in_process
-from memlab.result import CountedPeak, Judgement
+from memlab.result import CountedPeak, FitStatus
 from tests.models import blocks
 
 CARD = cards.find("rtx-3060")
@@ -81,12 +81,12 @@ def test_a_limit_between_needed_and_taken_fits(of_convnet: Prediction) -> None:
     assert forecast is not None
     assert result.needed_bytes is not None
     roomy = int(1.05 * result.needed_bytes)
-    assert forecast.against_limit(result, roomy).fit is Judgement.FITS
-    assert result.against_limit(roomy).fit is Judgement.FITS, "also without the forecast"
+    assert forecast.against_limit(result, roomy).fit is FitStatus.FITS
+    assert result.against_limit(roomy).fit is FitStatus.FITS, "also without the forecast"
     tight = int(0.9 * result.needed_bytes)
-    assert forecast.against_limit(result, tight).fit is Judgement.DOES_NOT_FIT
-    assert result.against_limit(tight).fit is Judgement.DOES_NOT_FIT
-    assert result.against_limit(result.needed_bytes).fit is Judgement.TOO_CLOSE
+    assert forecast.against_limit(result, tight).fit is FitStatus.DOES_NOT_FIT
+    assert result.against_limit(tight).fit is FitStatus.DOES_NOT_FIT
+    assert result.against_limit(result.needed_bytes).fit is FitStatus.TOO_CLOSE
 
 
 def test_what_is_needed_is_judged_by_its_own_uncertainty() -> None:
@@ -152,10 +152,10 @@ def test_what_was_found_for_the_memory_of_the_device_stays(of_convnet: Predictio
     assert result.needed_bytes is not None
     usable = int(1.05 * result.needed_bytes)
     found = dataclasses.replace(
-        result, needed_bytes=None, usable_memory_bytes=usable, fit=Judgement.FITS,
+        result, needed_bytes=None, usable_memory_bytes=usable, fit=FitStatus.FITS,
         peak_reserved_bytes=2 * usable,
     )  # fmt: skip
-    assert found.against_limit(usable).fit is Judgement.FITS
-    assert found.against_limit(usable - 1).fit is Judgement.DOES_NOT_FIT
-    close = dataclasses.replace(found, fit=Judgement.TOO_CLOSE)
-    assert close.against_limit(usable).fit is Judgement.TOO_CLOSE
+    assert found.against_limit(usable).fit is FitStatus.FITS
+    assert found.against_limit(usable - 1).fit is FitStatus.DOES_NOT_FIT
+    close = dataclasses.replace(found, fit=FitStatus.TOO_CLOSE)
+    assert close.against_limit(usable).fit is FitStatus.TOO_CLOSE

@@ -19,15 +19,15 @@ from memlab.memory.meter import Meter, record
 from memlab.memory.replay import AllocatorSettings
 from memlab.prediction import predict_run as recorded_run
 from memlab.prediction import predict_run as repeats
-from memlab.prediction.asked_run import AskedRun
 from memlab.prediction.predict import notes_of_recording, predict_in_process
 from memlab.prediction.predict_run import predict_run_in_process
+from memlab.prediction.run_spec import RunSpec
 from memlab.prediction.run_stages import ReplayedRun, evaluate, generate
 from memlab.result import Source
 from memlab.runtime.measure_run import measure_run_in_process
 from memlab.techniques.step import build_step
 from memlab.trace import Phase
-from memlab.tracing.recording import Recording
+from memlab.tracing.recording import OpTrace
 from memlab.workloads.generation_caches import CACHE_ARGUMENTS, cache_argument
 from tests.models import linear
 
@@ -42,13 +42,13 @@ LLAMA = {
 
 def predicted(workload, run, config=None, target=CPU, limit=None):
     config = config or StepConfig(batch_size=4)
-    asked = AskedRun(workload=workload, config=config, run=run, seed=0, memory_limit=limit)
+    asked = RunSpec(workload=workload, config=config, run=run, seed=0, memory_limit=limit)
     return predict_run_in_process(asked, target, report=lambda _: None)
 
 
 def measured(workload, run, config=None, limit=None):
     config = config or StepConfig(batch_size=4)
-    asked = AskedRun(workload=workload, config=config, run=run, seed=0, memory_limit=limit)
+    asked = RunSpec(workload=workload, config=config, run=run, seed=0, memory_limit=limit)
     return measure_run_in_process(asked, torch.device("cpu"), report=lambda _: None)
 
 
@@ -397,7 +397,7 @@ def test_what_predict_says_of_kernels_a_run_says_with_its_stages(tmp_path):
 
 
 def test_kernels_of_triton_are_said_in_the_notes_of_a_run():
-    recording = Recording()
+    recording = OpTrace()
     recording.launches["mine.kernel"] = 2
     [note] = notes_of_recording(recording, CPU)
     assert "kernel: 2" in note

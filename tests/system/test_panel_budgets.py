@@ -9,7 +9,7 @@ from memlab import Outcome, StepConfig, api
 from memlab._panel import questions as forecasts
 from memlab._panel.questions import Forecasts, How, Question
 from memlab.prediction import plans
-from memlab.prediction.interpolation import plan_at, replanned
+from memlab.prediction.interpolation import estimate_budget, plan_at
 from memlab.prediction.predict import Prediction
 from tests.models import blocks
 from tests.panel_parts import PATIENCE_SECONDS, make_result, until
@@ -79,8 +79,8 @@ def test_a_new_budget_of_a_new_batch_size_is_estimated_too(made):
 def test_a_budget_with_the_same_plan_needs_no_worker(made, workload):
     found, asked = made
     answered(found, question(0.5))
-    chain = plans.known_chain(workload, question(0.5).config, DEVICE, seed=0)
-    share = plan_at(chain, question(0.5).config).share
+    frontier = plans.known_frontier(workload, question(0.5).config, DEVICE, seed=0)
+    share = plan_at(frontier, question(0.5).config).share
     same = question((share + 0.5) / 2)
     assert not found.ask(same), "nothing will arrive"
     estimate = found.look(same)
@@ -96,8 +96,8 @@ def test_a_run_takes_its_prediction_from_another_budget_with_the_same_plan(workl
     try:
         panel.run()
         until(lambda: panel._log.last.prediction is not None)
-        chain = plans.known_chain(workload, panel.config, "cpu", seed=0)
-        same = (plan_at(chain, panel.config).share + 0.5) / 2
+        frontier = plans.known_frontier(workload, panel.config, "cpu", seed=0)
+        same = (plan_at(frontier, panel.config).share + 0.5) / 2
         panel._page.forecasts.hold(True)  # so that the worker answers nothing more
         config = dataclasses.replace(panel.config, memory_budget=same)
         panel._log.add(dataclasses.replace(panel.result, config=config))
@@ -111,8 +111,8 @@ def test_a_run_takes_its_prediction_from_another_budget_with_the_same_plan(workl
 def test_what_ended_early_tells_of_no_other_budget(made, workload):
     found, _ = made
     answered(found, question(0.5))
-    chain = plans.known_chain(workload, question(0.5).config, DEVICE, seed=0)
-    near = question((plan_at(chain, question(0.5).config).share + 0.5) / 2)
+    frontier = plans.known_frontier(workload, question(0.5).config, DEVICE, seed=0)
+    near = question((plan_at(frontier, question(0.5).config).share + 0.5) / 2)
     late = dataclasses.replace(found.known(question(0.5)), outcome=Outcome.TIMED_OUT)
     found._answers.add(question(0.5), Prediction(result=late, forecast=None))
     assert found.look(near) is None
@@ -168,8 +168,8 @@ def test_the_uncertainty_of_an_estimate_holds(name, device):
         exact = api.predict(workload, config, device)
         if exact.outcome is Outcome.UNSUPPORTED:
             continue
-        chain = plans.known_chain(workload, config, device, seed=0)
-        estimate = replanned(plain, config, chain, config)
+        frontier = plans.known_frontier(workload, config, device, seed=0)
+        estimate = estimate_budget(plain, config, frontier, config)
         for field, width in estimate.uncertainty.items():
             if (device, field) == ("cpu", "step_seconds"):
                 continue  # two readings of a busy machine differ by more than they say

@@ -11,7 +11,7 @@ from memlab._panel import choices, questions
 from memlab._panel.questions import Forecasts
 from memlab.devices import cards
 from memlab.devices.here import machine_memory_bytes
-from memlab.prediction.interpolation import REGROUPED, interpolated, regrouped
+from memlab.prediction.interpolation import REGROUPED, estimate_accumulation, interpolated
 from tests.forecast_parts import predicted, question, worker
 from tests.panel_parts import PATIENCE_SECONDS, find, make_result, make_workload, until
 
@@ -121,7 +121,7 @@ def test_an_estimate_of_another_accumulation_is_close(name):
         base = api.predict_with_forecast(workload, StepConfig(batch_size=8), device)
         for steps in (2, 4):
             config = StepConfig(batch_size=8 * steps, accumulation_steps=steps)
-            estimate = regrouped(base, config)
+            estimate = estimate_accumulation(base, config)
             asked = api.predict(workload, config, device)
             error = estimate.counted_peak.nbytes / asked.counted_peak.nbytes - 1
             assert abs(error) <= REGROUPED, (device, steps, error)

@@ -20,8 +20,8 @@ from memlab.techniques.checkpointing.checkpointing_source import source
 from memlab.techniques.checkpointing.recompute import Key, wrap
 from memlab.techniques.technique import (
     Control,
+    Equivalence,
     Instance,
-    Keeps,
     Plan,
     Refusal,
     Region,
@@ -32,9 +32,9 @@ from memlab.techniques.technique import (
 FLAGS = ("gradient_checkpointing", "grad_checkpointing")  # of transformers; of timm
 
 
-def budget_refusals(asked: Setup) -> Iterator[Refusal]:
+def budget_refusals(setup: Setup) -> Iterator[Refusal]:
     """Refuse a budget of the eager engine together with another choice of what to recompute."""
-    config = asked.config
+    config = setup.config
     if not config.is_planned:
         return
 
@@ -110,9 +110,9 @@ def apply_plan(model: nn.Module, plan: Plan) -> None:
         wrap(region.path, module, keeps, functools.partial(_as_planned, region))
 
 
-def notes(asked: Setup) -> list[str]:
+def notes(setup: Setup) -> list[str]:
     """Return a note about what a plan does and whether it is within its budget."""
-    return [] if asked.plan is None else notes_of_plan(asked.config, asked.plan)
+    return [] if setup.plan is None else notes_of_plan(setup.config, setup.plan)
 
 
 def notes_of_plan(config: StepConfig, plan: Plan) -> list[str]:
@@ -209,9 +209,9 @@ KEPT = {
 }
 
 
-def says(asked: Setup) -> str:
+def says(setup: Setup) -> str:
     """Return what it does now."""
-    config = asked.config
+    config = setup.config
     if config.checkpointing is Checkpointing.NONE:
         return ""
     kept = KEPT.get(str(config.checkpoint_policy), "what its policy chooses")
@@ -220,7 +220,7 @@ def says(asked: Setup) -> str:
 
 CHECKPOINTING = Technique(
     fields=("checkpointing", "checkpoint_modules", "checkpoint_policy"),
-    keeps=Keeps.BITS,
+    equivalence=Equivalence.BITWISE,
     does="recomputing",
     examples={"checkpointing": {"checkpointing": "blocks"}},
     source=source,
@@ -241,7 +241,7 @@ CHECKPOINTING = Technique(
 )
 BUDGET = Technique(
     fields=("memory_budget",),
-    keeps=Keeps.BITS,
+    equivalence=Equivalence.BITWISE,
     does="recomputing",
     examples={"budget": {"memory_budget": 0.5}},
     changes_plans=False,  # the plans of all budgets are made at once

@@ -96,13 +96,13 @@ WHY = "# activations inside of these blocks are freed in forward and computed ag
 PLAN_WHY = "# of each of these modules only the named outputs are kept; the rest is computed again"
 
 
-def source(asked: Setup) -> ScriptLines:
+def source(setup: Setup) -> ScriptLines:
     """Return what a script checkpoints.
 
     Raises:
         UnsupportedError: the policy is a function, whose source memlab does not have.
     """
-    config, plan = asked.config, asked.plan
+    config, plan = setup.config, setup.plan
     if plan is not None:
         return _of_plan(plan)
     if config.checkpointing is Checkpointing.NONE:

@@ -11,7 +11,7 @@ import copy
 import torch
 
 from memlab.techniques.source import ScriptLines, inlined, together
-from memlab.techniques.technique import Keeps, Setup, Technique, switch
+from memlab.techniques.technique import Equivalence, Setup, Technique, switch
 
 # Switch off the caches of keys and values in all parts of a model.
 #
@@ -37,23 +37,23 @@ OFF = "model_cache=False"
 WHY = "# keys and values of earlier tokens are of use in generation alone"
 
 
-def source(asked: Setup) -> ScriptLines:
+def source(setup: Setup) -> ScriptLines:
     """Return the lines of a script that switch caches off."""
-    if asked.config.model_cache:
+    if setup.config.model_cache:
         return ScriptLines()
     return together(
         [inlined(switch_caches_off), ScriptLines(built=(WHY, "switch_caches_off(model)"))]
     )
 
 
-def says(asked: Setup) -> str:
+def says(setup: Setup) -> str:
     """Return what it does now."""
-    return "" if asked.config.model_cache else "the model's cache of keys and values is off"
+    return "" if setup.config.model_cache else "the model's cache of keys and values is off"
 
 
 MODEL_CACHE = Technique(
     fields=("model_cache",),
-    keeps=Keeps.ROUNDED,
+    equivalence=Equivalence.NUMERICAL,
     source=source,
     controls=(
         switch(

@@ -96,7 +96,7 @@ def by_preset(
     return not is_pointwise and name not in CHEAP
 
 
-Keeps = Callable[[OpOverload, int, Sequence[Any], dict[str, Any], Any], bool]
+KeepRule = Callable[[OpOverload, int, Sequence[Any], dict[str, Any], Any], bool]
 """Returns whether to keep an output, from the overload, its number, args, kwargs and output."""
 
 SAVE = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
@@ -118,7 +118,7 @@ for kind in (type(torch.ops), OpNamespace, OpOverloadPacket, OpOverload):
     copyreg.pickle(kind, _sent_by_name)
 
 
-def keeps(policy: Policy) -> Keeps | None:
+def keeps(policy: Policy) -> KeepRule | None:
     """Return the function that decides what to keep; None if everything is recomputed.
 
     Raises:

@@ -46,7 +46,7 @@ from memlab._util.torch_private.tensors import (
 from memlab.errors import UnsupportedError
 from memlab.techniques.checkpointing.changes import Changes, State
 from memlab.techniques.checkpointing.model_cache import OFF
-from memlab.techniques.checkpointing.policies import Keeps, can_be_kept, values_of
+from memlab.techniques.checkpointing.policies import KeepRule, can_be_kept, values_of
 
 # A forward whose recompute must not end before its last operator has filled what it saved.
 #
@@ -139,7 +139,7 @@ Key = tuple[OpOverload, int]
 class Keep(TorchDispatchMode):
     """Keeps outputs of a forward, each with the number of operators that ran before it."""
 
-    def __init__(self, keeps: Keeps, kept: dict[Key, Any]) -> None:
+    def __init__(self, keeps: KeepRule, kept: dict[Key, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.keeps, self.kept, self.position = keeps, kept, 0
         self.counts: dict[OpOverload, int] = defaultdict(int)
@@ -227,7 +227,7 @@ AfterForward = Callable[[str, Iterable[Key], Iterable[OpOverload]], None]
 """Called with the module's path, the keys of kept outputs and the operators that ran."""
 
 
-def wrap(path: str, module: nn.Module, keeps: Keeps | None, after_forward: AfterForward) -> None:
+def wrap(path: str, module: nn.Module, keeps: KeepRule | None, after_forward: AfterForward) -> None:
     """Checkpoint one module, in place.
 
     Args:
@@ -307,7 +307,7 @@ class _RecomputedRegion:
     """A checkpointed module, and what is remembered from one call to the next."""
 
     def __init__(
-        self, path: str, module: nn.Module, keeps: Keeps | None, after_forward: AfterForward
+        self, path: str, module: nn.Module, keeps: KeepRule | None, after_forward: AfterForward
     ) -> None:
         self.path, self.keeps, self.after_forward = path, keeps, after_forward
         self.forward: Callable[..., Any] = module.forward

@@ -15,12 +15,12 @@ from memlab.errors import UnsupportedError
 from memlab.techniques.compilation import asked_by, is_compiled, without
 from memlab.techniques.loss.logits import ChunkedHead, find_head
 from memlab.techniques.source import ScriptLines, inlined, together
-from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique
+from memlab.techniques.technique import Control, Equivalence, Refusal, Setup, Technique
 
 
-def refusals(asked: Setup) -> Iterator[Refusal]:
+def refusals(setup: Setup) -> Iterator[Refusal]:
     """Refuse a compiled step."""
-    config = asked.config
+    config = setup.config
     if config.loss_chunks > 1 and is_compiled(config):
         yield Refusal(
             why=f"loss_chunks={config.loss_chunks} with {asked_by(config)} is not implemented: "
@@ -41,9 +41,9 @@ def apply(model: nn.Module, num_chunks: int) -> ChunkedHead:
     return head
 
 
-def source(asked: Setup) -> ScriptLines:
+def source(setup: Setup) -> ScriptLines:
     """Return the lines of a script that replace the head."""
-    config = asked.config
+    config = setup.config
     if config.loss_chunks == 1:
         return ScriptLines()
 
@@ -66,9 +66,9 @@ def check_used(model: nn.Module, head: ChunkedHead | None) -> None:
     )
 
 
-def says(asked: Setup) -> str:
+def says(setup: Setup) -> str:
     """Return what it does now."""
-    if (chunks := asked.config.loss_chunks) == 1:
+    if (chunks := setup.config.loss_chunks) == 1:
         return ""
     return (
         f"computes the loss on 1/{chunks} of the tokens at a time and never holds all logits; the "
@@ -78,7 +78,7 @@ def says(asked: Setup) -> str:
 
 CHUNKED_LOSS = Technique(
     fields=("loss_chunks",),
-    keeps=Keeps.ROUNDED,
+    equivalence=Equivalence.NUMERICAL,
     examples={"loss chunks": {"loss_chunks": 4}},
     refusals=refusals,
     source=source,

@@ -21,7 +21,7 @@ from memlab.errors import UnsupportedError
 from memlab.techniques.compilation import asked_by, is_compiled, without
 from memlab.techniques.loss.logits import ChunkedHead, find_head, reduced
 from memlab.techniques.source import ScriptLines, inlined, together
-from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique
+from memlab.techniques.technique import Control, Equivalence, Refusal, Setup, Technique
 
 # The forward of a linear head whose cross entropy a package computes, without all logits.
 #
@@ -262,9 +262,9 @@ PACKAGES: Mapping[LossKernel, Package] = {
 }
 
 
-def refusals(asked: Setup) -> Iterator[Refusal]:
+def refusals(setup: Setup) -> Iterator[Refusal]:
     """Refuse settings that a package's loss does not go with, and a package that is missing."""
-    config, kernel = asked.config, asked.config.loss_kernel
+    config, kernel = setup.config, setup.config.loss_kernel
     if kernel is LossKernel.AS_BUILT:
         return
 
@@ -295,13 +295,13 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
             remedies=(OFF,),
         )
     if package.needs_card:
-        yield from _of_kernels(asked, said, package)
+        yield from _of_kernels(setup, said, package)
 
 
-def _of_kernels(asked: Setup, said: str, package: Package) -> Iterator[Refusal]:
+def _of_kernels(setup: Setup, said: str, package: Package) -> Iterator[Refusal]:
     """Refuse a CPU, where Triton kernels do not run, and number formats that they do not have."""
-    config = asked.config
-    if asked.device.type == "cpu":
+    config = setup.config
+    if setup.device.type == "cpu":
         yield Refusal(
             why=f"{said} needs a CUDA card: {package.title} consists of Triton kernels, which do "
             "not run on a CPU",
@@ -324,7 +324,7 @@ def _of_kernels(asked: Setup, said: str, package: Package) -> Iterator[Refusal]:
             "or fp16",
             remedies=({"precision": Precision.BF16_MIXED}, IN_CHUNKS),
         )
-    if asked.card is not None and asked.card.is_before_ampere:
+    if setup.card is not None and setup.card.is_before_ampere:
         yield Refusal(
             why=f"{said} needs an Ampere card or a newer one",
             remedies=({"loss_kernel": LossKernel.CHUNKED_NLL}, IN_CHUNKS),
@@ -357,9 +357,9 @@ def apply(model: nn.Module, kernel: LossKernel) -> FusedHead | None:
     return head
 
 
-def source(asked: Setup) -> ScriptLines:
+def source(setup: Setup) -> ScriptLines:
     """Return the lines of a script that replace the head."""
-    kernel = asked.config.loss_kernel
+    kernel = setup.config.loss_kernel
     if kernel is LossKernel.AS_BUILT:
         return ScriptLines()
 
@@ -373,15 +373,15 @@ def source(asked: Setup) -> ScriptLines:
     return together([called, ScriptLines(model=lines)])
 
 
-def notes(asked: Setup) -> list[str]:
+def notes(setup: Setup) -> list[str]:
     """Return how equal the gradients stay."""
-    kernel = asked.config.loss_kernel
+    kernel = setup.config.loss_kernel
     return [] if kernel is LossKernel.AS_BUILT else [PACKAGES[kernel].gradients]
 
 
-def says(asked: Setup) -> str:
+def says(setup: Setup) -> str:
     """Return what it does now."""
-    kernel = asked.config.loss_kernel
+    kernel = setup.config.loss_kernel
     return "" if kernel is LossKernel.AS_BUILT else PACKAGES[kernel].does
 
 
@@ -391,7 +391,7 @@ def _by(kernel: LossKernel) -> str:
 
 FUSED_LOSS = Technique(
     fields=("loss_kernel",),
-    keeps=Keeps.ROUNDED,
+    equivalence=Equivalence.NUMERICAL,
     refusals=refusals,
     source=source,
     notes=notes,

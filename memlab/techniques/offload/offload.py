@@ -27,7 +27,7 @@ from memlab.techniques.offload.offloading import (
 )
 from memlab.techniques.sharding.ranks import local
 from memlab.techniques.source import ScriptLines, inlined, together
-from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique, switch
+from memlab.techniques.technique import Control, Equivalence, Refusal, Setup, Technique, switch
 from memlab.trace import PHASES, Category, Phase, Timeline
 
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -58,14 +58,14 @@ def make_offloader(
     return None if weights is None else Offloader(model, 0.0, weights)
 
 
-def refusals(field: str, asked: Setup) -> Iterator[Refusal]:
+def refusals(field: str, setup: Setup) -> Iterator[Refusal]:
     """Refuse one of `FIELDS` on a CPU, in a compiled step, or for weights that torchao replaces."""
-    config = asked.config
+    config = setup.config
     if not getattr(config, field):
         return
 
     stay = {field: False}
-    if asked.device.type == "cpu":
+    if setup.device.type == "cpu":
         yield Refusal(
             why=f"{field}=True does nothing on a CPU, where the {FIELDS[field]} "
             f"{_verb(FIELDS[field])} already in host memory",
@@ -223,9 +223,9 @@ SHARDS_WHY = "# the ranks' parts of the model stay in host memory, where they ar
 HOOKS_WHY = "# what backward needs later waits in host memory"
 
 
-def source(asked: Setup) -> ScriptLines:
+def source(setup: Setup) -> ScriptLines:
     """Return the lines of a script for all three of `FIELDS`."""
-    config = asked.config
+    config = setup.config
     if not any(getattr(config, field) for field in FIELDS):
         return ScriptLines()
 
@@ -277,9 +277,9 @@ def _in_ranks(config: StepConfig) -> ScriptLines:
     return together([inlined(*called), lines])
 
 
-def says(asked: Setup) -> str:
+def says(setup: Setup) -> str:
     """Return what all three of `FIELDS` do now."""
-    config = asked.config
+    config = setup.config
     if not (offloaded := _offloaded(config)):
         return ""
 
@@ -297,7 +297,7 @@ def offload_control(field: str) -> Control:
 
 ACTIVATIONS = Technique(
     fields=("offload_activations", "offload_fraction"),
-    keeps=Keeps.BITS,
+    equivalence=Equivalence.BITWISE,
     does="offloading",
     examples={
         "offload activations": {"offload_activations": True},
@@ -321,7 +321,7 @@ ACTIVATIONS = Technique(
 )
 PARAMETERS = Technique(
     fields=("offload_parameters",),
-    keeps=Keeps.BITS,
+    equivalence=Equivalence.BITWISE,
     does="offloading",
     examples={"offload parameters": {"offload_parameters": True}},
     changes_plans=False,
@@ -331,7 +331,7 @@ PARAMETERS = Technique(
 )
 OPTIMIZER_STATE = Technique(
     fields=("offload_optimizer",),
-    keeps=Keeps.BITS,
+    equivalence=Equivalence.BITWISE,
     does="offloading",
     examples={"offload optimizer": {"offload_optimizer": True}},
     refusals=partial(refusals, "offload_optimizer"),

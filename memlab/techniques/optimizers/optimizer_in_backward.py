@@ -16,7 +16,7 @@ import torch
 from memlab.config import Precision
 from memlab.errors import UnsupportedError
 from memlab.techniques.source import ScriptLines
-from memlab.techniques.technique import Keeps, Refusal, Setup, Technique, switch
+from memlab.techniques.technique import Equivalence, Refusal, Setup, Technique, switch
 from memlab.trace import Phase
 
 HOOKS = '''
@@ -36,9 +36,9 @@ def update_in_backward(optimizer, make_one):
 '''.strip()
 
 
-def refusals(asked: Setup) -> Iterator[Refusal]:
+def refusals(setup: Setup) -> Iterator[Refusal]:
     """Refuse settings that need the gradients after backward."""
-    config = asked.config
+    config = setup.config
     if not config.optimizer_in_backward:
         return
 
@@ -153,15 +153,15 @@ def source(made: str, learning_rate: float | None) -> ScriptLines:
     )
 
 
-def says(asked: Setup) -> str:
+def says(setup: Setup) -> str:
     """Return what it does now."""
-    is_on = asked.config.optimizer_in_backward
+    is_on = setup.config.optimizer_in_backward
     return "each gradient is used and freed during backward" if is_on else ""
 
 
 IN_BACKWARD = Technique(
     fields=("optimizer_in_backward",),
-    keeps=Keeps.ROUNDED,
+    equivalence=Equivalence.NUMERICAL,
     examples={"in backward": {"optimizer_in_backward": True}},
     refusals=refusals,  # `optimizers.source` writes its lines of a script
     controls=(

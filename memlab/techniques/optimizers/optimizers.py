@@ -26,7 +26,7 @@ from memlab.techniques.optimizers.optimizer_in_backward import InBackward
 from memlab.techniques.sharding.ranks import FULLY_SHARDED, is_tensor_parallel, local
 from memlab.techniques.sharding.replicated import with_sharded_state
 from memlab.techniques.source import UPDATE, ScriptLines, inlined, together
-from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique, refuse
+from memlab.techniques.technique import Control, Equivalence, Refusal, Setup, Technique, refuse
 
 # Lion: the sign of a momentum, with one state for each weight.
 #
@@ -89,11 +89,11 @@ ONLY: dict[Any, str] = {
 EIGHT_BIT_KERNEL = "bitsandbytes::optimizer_update_8bit_blockwise"
 
 
-def refusals(asked: Setup) -> Iterator[Refusal]:
+def refusals(setup: Setup) -> Iterator[Refusal]:
     """Refuse an 8-bit optimizer whose package is not installed or has no kernel for a CPU."""
-    yield from _of_own(asked)
-    yield from _of_muon(asked.config)
-    if asked.config.optimizer is not Optimizer.ADAMW_8BIT:
+    yield from _of_own(setup)
+    yield from _of_muon(setup.config)
+    if setup.config.optimizer is not Optimizer.ADAMW_8BIT:
         return
 
     instead: dict[str, Any] = {"optimizer": Optimizer.ADAFACTOR}
@@ -105,7 +105,7 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
         )
         return
 
-    if asked.device.type != "cpu":
+    if setup.device.type != "cpu":
         return
 
     import bitsandbytes  # late: it sets an environment variable, for which workers are replaced
@@ -119,9 +119,9 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
         )
 
 
-def _of_own(asked: Setup) -> Iterator[Refusal]:
+def _of_own(setup: Setup) -> Iterator[Refusal]:
     """Refuse what cannot be asked of an optimizer that a person's own function makes."""
-    config, of_workload = asked.config, asked.has_make_optimizer
+    config, of_workload = setup.config, setup.has_make_optimizer
     if of_workload and config.optimizer != StepConfig().optimizer:
         yield Refusal(
             why=f"optimizer={said_of(config)} with a workload that has make_optimizer, which makes "
@@ -188,9 +188,9 @@ def _of_muon(config: StepConfig) -> Iterator[Refusal]:
         )
 
 
-def implementation_refusals(asked: Setup) -> Iterator[Refusal]:
+def implementation_refusals(setup: Setup) -> Iterator[Refusal]:
     """Refuse an implementation that does not exist for this optimizer or number format."""
-    config, chosen = asked.config, asked.config.optimizer_implementation
+    config, chosen = setup.config, setup.config.optimizer_implementation
     said = f"optimizer_implementation={str(chosen)!r} with optimizer={str(config.optimizer)!r}"
     if config.optimizer in ONLY and IMPLEMENTATIONS[chosen]:
         yield Refusal(
@@ -202,7 +202,7 @@ def implementation_refusals(asked: Setup) -> Iterator[Refusal]:
         yield Refusal(why=f"{said}: torch.optim.Adafactor has no fused kernel", remedies=NOT_FUSED)
     if config.precision in (Precision.BF16, Precision.FP16):
         what = f"precision={str(config.precision)!r}"
-        yield from _of_fused_sgd(config, asked.device, what)
+        yield from _of_fused_sgd(config, setup.device, what)
 
 
 def _of_complex(config: StepConfig, model: torch.nn.Module) -> Iterator[Refusal]:
@@ -331,10 +331,10 @@ def said_of(config: StepConfig) -> str:
     return repr(config.to_dict()["optimizer"])
 
 
-def source(asked: Setup) -> ScriptLines:
+def source(setup: Setup) -> ScriptLines:
     """Return the lines of a script that make the optimizer and its schedule."""
-    config = asked.config
-    if asked.has_make_optimizer:
+    config = setup.config
+    if setup.has_make_optimizer:
         made_by = ScriptLines(optimizer=("optimizer = as_one(make_optimizer(model))",))
         return together([inlined(own.as_one), made_by])
 
@@ -544,23 +544,23 @@ TEMPORARIES = {
 }
 
 
-def says(asked: Setup) -> str:
+def says(setup: Setup) -> str:
     """Return what state the optimizer keeps."""
-    if asked.has_make_optimizer:
+    if setup.has_make_optimizer:
         return "the workload's own, by its make_optimizer"
-    return STATES.get(asked.config.optimizer, f"made by {said_of(asked.config)}")
+    return STATES.get(setup.config.optimizer, f"made by {said_of(setup.config)}")
 
 
-def notes(asked: Setup) -> list[str]:
+def notes(setup: Setup) -> list[str]:
     """Return a note on what Muon leaves to AdamW."""
-    if asked.config.optimizer is not Optimizer.MUON:
+    if setup.config.optimizer is not Optimizer.MUON:
         return []
     return ["Muon updates the matrices; AdamW updates embeddings and all that is no matrix."]
 
 
 OPTIMIZER = Technique(
     fields=("optimizer",),
-    keeps=Keeps.REFERENCE,
+    equivalence=Equivalence.NOT_COMPARED,
     examples={
         "adafactor": {"optimizer": "adafactor"},
         "sgd-momentum": {"optimizer": "sgd-momentum"},
@@ -581,7 +581,7 @@ OPTIMIZER = Technique(
 )
 IMPLEMENTATION = Technique(
     fields=("optimizer_implementation",),
-    keeps=Keeps.ROUNDED,
+    equivalence=Equivalence.NUMERICAL,
     examples={"fused": {"optimizer_implementation": "fused"}},
     refusals=implementation_refusals,  # `source` of OPTIMIZER writes its lines of a script
     controls=(

@@ -237,7 +237,7 @@ Key = tuple[str, str]
 Loss = Callable[[], torch.Tensor]
 
 
-def divide(model: nn.Module, mesh: DeviceMesh, loss_of_few: Loss) -> "Division":
+def divide(model: nn.Module, mesh: DeviceMesh, loss_of_few: Loss) -> "TensorParallelPlan":
     """Divide the layers of a model in place, as far as possible.
 
     Args:
@@ -245,7 +245,7 @@ def divide(model: nn.Module, mesh: DeviceMesh, loss_of_few: Loss) -> "Division":
         mesh: the ranks that divide it, one dimension.
         loss_of_few: runs the forward on a few samples and returns the loss.
     """
-    found = Division(model, mesh)
+    found = TensorParallelPlan(model, mesh)
     try:
         while not found.is_tried(loss_of_few):
             pass
@@ -256,7 +256,7 @@ def divide(model: nn.Module, mesh: DeviceMesh, loss_of_few: Loss) -> "Division":
     return found
 
 
-class Division:
+class TensorParallelPlan:
     """What has been found out so far.
 
     Attributes:

@@ -25,7 +25,7 @@ from memlab.techniques.sharding.ranks import (
     part_of,
 )
 from memlab.techniques.sharding.sharding_source import source
-from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique, switch
+from memlab.techniques.technique import Control, Equivalence, Refusal, Setup, Technique, switch
 
 # What the panel says of ranks: the words of its controls, and who computes and holds what.
 
@@ -43,9 +43,9 @@ GROUPS = (None, 2, 4, 8, 16, 32, 64)
 TENSOR_PARALLEL = (1, 2, 4, 8, 16)
 
 
-def says(asked: Setup) -> str:
+def says(setup: Setup) -> str:
     """Say who computes what and keeps what between updates."""
-    config = asked.config
+    config = setup.config
     if config.sharding is Sharding.NONE:
         return ""
     if config.world_size == 1:
@@ -250,9 +250,9 @@ def most_ranks(device: torch.device) -> int:
     return torch.accelerator.device_count()
 
 
-def refusals(asked: Setup) -> Iterator[Refusal]:
+def refusals(setup: Setup) -> Iterator[Refusal]:
     """Refuse settings that do not go with a strategy."""
-    config = asked.config
+    config = setup.config
     if config.sharding is Sharding.NONE:
         return
 
@@ -264,9 +264,9 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
         yield from deepspeed_engine.refusals(config, said)
 
 
-def notes(asked: Setup) -> list[str]:
+def notes(setup: Setup) -> list[str]:
     """Say what the ranks do that one process does not."""
-    config = asked.config
+    config = setup.config
     own = deepspeed_engine.notes(config) if config.is_deepspeed else []
     if config.sharding is Sharding.NONE:
         return own
@@ -289,7 +289,7 @@ SHARDING = Technique(
         "shard_group_size",
         "sync_each_micro_batch",
     ),
-    keeps=Keeps.ROUNDED,
+    equivalence=Equivalence.NUMERICAL,
     refusals=refusals,
     source=source,
     notes=notes,

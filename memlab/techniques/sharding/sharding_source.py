@@ -33,17 +33,17 @@ COPIES = "# the ranks that hold the same parts average their gradients while bac
 ATTENTION = "register_attention()  # for which PyTorch has no rule on a CPU"
 
 
-def divided_lines(asked: Setup, mesh: str) -> ScriptLines:
+def divided_lines(setup: Setup, mesh: str) -> ScriptLines:
     """Return what a script needs for divided layers; nothing if ranks do not divide any.
 
     Args:
-        asked: with the layers.
+        setup: with the layers.
         mesh: the expression that makes the mesh of all ranks.
     """
-    config = asked.config
+    config = setup.config
     if not is_tensor_parallel(config):
         return ScriptLines()
-    if asked.layers is None:
+    if setup.layers is None:
         raise UnsupportedError(
             f"{said(config)} has no script of its settings alone, because which layers are divided "
             "depends on the model; use memlab.export_script"
@@ -55,7 +55,7 @@ def divided_lines(asked: Setup, mesh: str) -> ScriptLines:
         register_attention,
     )
 
-    is_copied, is_cpu = config.sharding in REPLICATED, asked.device.type == "cpu"
+    is_copied, is_cpu = config.sharding in REPLICATED, setup.device.type == "cpu"
     sends_updated = config.sharding is Sharding.ZERO1
     called = [divide_layers, *[register_attention] * is_cpu, *[LocalParts] * is_copied]
     called += [parts_sent_by] * sends_updated
@@ -66,7 +66,7 @@ def divided_lines(asked: Setup, mesh: str) -> ScriptLines:
             "from torch.distributed.device_mesh import init_device_mesh",
             "from torch.distributed.tensor.experimental import implicit_replication",
         ),
-        functions=(_table(asked.layers),),
+        functions=(_table(setup.layers),),
         place=(
             PLACE,
             *[ATTENTION] * is_cpu,
@@ -144,19 +144,19 @@ KEPT = "# each rank holds its part of every weight between steps, and gathers al
 GROUPS = "# groups of {} ranks hold a copy of the model each, of which every rank has its part"
 
 
-def source(asked: Setup) -> ScriptLines:
+def source(setup: Setup) -> ScriptLines:
     """Return what a script does to the model, and how its ranks average gradients.
 
     Raises:
         UnsupportedError: the strategy, or a setting beside it, is not written into scripts.
     """
-    config = asked.config
+    config = setup.config
     if config.sharding is Sharding.NONE:
         return ScriptLines()
 
     check_written(config)
     if config.is_deepspeed:
-        return deepspeed_lines(config, asked.workload)
+        return deepspeed_lines(config, setup.workload)
     is_replicated = config.sharding in REPLICATED
     is_averaged_late = config.accumulation_steps > 1 and not config.sync_each_micro_batch
     own = ScriptLines(
@@ -169,7 +169,7 @@ def source(asked: Setup) -> ScriptLines:
         else (),
         after=("model = model.module",) if is_replicated else (),
     )
-    divided = divided_lines(asked, mesh_made(config))
+    divided = divided_lines(setup, mesh_made(config))
     return together([files_of(config), strategy_lines(config), own, divided])
 
 

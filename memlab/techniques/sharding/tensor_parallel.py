@@ -19,13 +19,15 @@ from memlab._util.units import format_bytes
 from memlab.errors import UnsupportedError
 from memlab.techniques.sharding import divided_layers
 from memlab.techniques.sharding.divided_layers import LocalParts, Role
-from memlab.techniques.sharding.dividing import Division, divide, replicating
+from memlab.techniques.sharding.dividing import TensorParallelPlan, divide, replicating
 from memlab.techniques.sharding.ranks import local
 
 MOST_NAMES = 12  # of layers in a note
 
 
-def apply(model: nn.Module, mesh: DeviceMesh, loss_of_few: Callable[[], torch.Tensor]) -> Division:
+def apply(
+    model: nn.Module, mesh: DeviceMesh, loss_of_few: Callable[[], torch.Tensor]
+) -> TensorParallelPlan:
     """Divide the layers of a model in place and return what was found out about them.
 
     Args:
@@ -69,7 +71,7 @@ def in_micro_batch(
     return context
 
 
-def notes(found: Division, before: int) -> tuple[str, ...]:
+def notes(found: TensorParallelPlan, before: int) -> tuple[str, ...]:
     """Say which layers are divided and how, and how much each rank keeps.
 
     Args:
@@ -112,7 +114,7 @@ How = tuple[str, int | None]
 """The role of a layer, and the dimension along which its weight is divided."""
 
 
-def layers_by_path(found: Division) -> dict[str, How]:
+def layers_by_path(found: TensorParallelPlan) -> dict[str, How]:
     """Return how each layer is divided, by its path, in the order of the forward.
 
     Layers whose paths differ in numbers only, as those of repeated blocks do, are one entry with

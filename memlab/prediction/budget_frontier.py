@@ -1,8 +1,8 @@
-"""`Chain`: a plan for every memory budget, from the plain step down to the least that can be held.
+"""`BudgetFrontier`: a plan for every memory budget, from the plain step to the least held.
 
 It is made from one recorded plain step. First choose which modules may be recomputed: a cut, of
 which no module is inside another. Then drop outputs of these modules one after another, always
-those that cost the least time for their bytes. Each plan of the chain holds less than the plan
+those that cost the least time for their bytes. Each plan of the frontier holds less than the plan
 before it, at no higher estimated peak, and is not faster. A greedy choice on the convex hull of
 each module's options is enough; no solver is needed.
 """
@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memlab.cost_model.host import python_seconds
-from memlab.prediction.what_if import NEVER, Candidate, Item, WhatIf
+from memlab.prediction.recompute_evaluator import NEVER, Candidate, Item, RecomputeEvaluator
 from memlab.techniques.technique import Plan, Region
 
 if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
 
-# `Cut`: modules of a recorded plain step, none inside another, and what recomputing some
-# costs.
+# `RecomputeCandidates`: modules of a recorded plain step, none inside another, and what
+# recomputing some costs.
 #
-# `what_if.py` explains the idea; this file moves the allocations and frees. A choice says
-# for each module None (as in the plain step) or the set of operators whose outputs it
+# `recompute_evaluator.py` explains the idea; this file moves the allocations and frees. A choice
+# says for each module None (as in the plain step) or the set of operators whose outputs it
 # keeps, which may be empty (everything is recomputed). With its example of three blocks:
 #
 #     (None, None, None)               the plain step           6 MiB held, peak 8 MiB
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 # adds them up. The highest sum is the peak. `around` returns the step in which some modules
 # are already recomputed, so that modules inside of them can be chosen too.
 #
-# Left out: the same as in `what_if.py`.
+# Left out: the same as in `recompute_evaluator.py`.
 
 NEXT = 1e-7  # in rows; much less than the distance between two rows of a recompute
 INNER_WINDOW = (0.1, 0.04)  # an inner recompute runs after the outer one, before its own backward
@@ -94,7 +94,7 @@ class _Lives:
     is_made_again: npt.NDArray[np.bool_]
 
 
-class Cut:
+class RecomputeCandidates:
     """Modules of which none is inside another, and the cost of recomputing some of them.
 
     Args:
@@ -102,7 +102,7 @@ class Cut:
         candidates: the modules, in order.
     """
 
-    def __init__(self, step: WhatIf, candidates: Sequence[Candidate]) -> None:
+    def __init__(self, step: RecomputeEvaluator, candidates: Sequence[Candidate]) -> None:
         self.step, self.candidates = step, list(candidates)
         self.spans = [(i, span) for i, c in enumerate(self.candidates) for span in c.spans]
         self._attribute()
@@ -271,8 +271,8 @@ class Cut:
         host = python_seconds(len(candidate.spans), candidate.num_operators, keeps=keeps)
         return max(seconds, host) if self.step.hides_host else seconds + host
 
-    def around(self, chosen: Sequence[int]) -> WhatIf:
-        """Return the step in which these modules are recomputed, for a `Cut` of modules inside.
+    def around(self, chosen: Sequence[int]) -> RecomputeEvaluator:
+        """Return the step in which these modules are recomputed, for candidates inside of them.
 
         Each of their activations is allocated twice: briefly in forward, and again in their
         recompute. For the modules inside of them, that recompute is the forward.
@@ -327,7 +327,7 @@ class Cut:
                 position[low:high] = span.backward - before + width * share
         return position
 
-    def _divide(self, step: WhatIf, lives: _Lives) -> None:
+    def _divide(self, step: RecomputeEvaluator, lives: _Lives) -> None:
         """Separate the uses of activations inside of the recomputed calls from those outside."""
         calls = [
             span for (_, span), has in zip(self.spans, lives.is_recomputed, strict=False) if has
@@ -422,7 +422,7 @@ Kept = tuple[frozenset[int] | None, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Chain:
+class BudgetFrontier:
     """Plans, the plain step first; each holds less than the one before it."""
 
     plans: tuple[Plan, ...]
@@ -439,7 +439,7 @@ class _Choice:
     `around` are further modules that are recomputed, with some of the others inside them.
     """
 
-    cut: Cut
+    cut: RecomputeCandidates
     kept: Kept
     cost: ChoiceCost
     around: tuple[Candidate, ...] = ()
@@ -460,10 +460,12 @@ class _Move:
         return self.seconds / self.nbytes
 
 
-def chain_of(step: WhatIf) -> Chain:
+def frontier_of(step: RecomputeEvaluator) -> BudgetFrontier:
     """Return the plans for a recorded plain step, the plain one among them."""
     candidates = {candidate.path: candidate for candidate in step.candidates()}
-    cuts = [Cut(step, cut) for cut in _cuts(candidates, step.recording.repeated)] or [Cut(step, [])]
+    cuts = [
+        RecomputeCandidates(step, cut) for cut in _cuts(candidates, step.recording.repeated)
+    ] or [RecomputeCandidates(step, [])]
     plain = _choice(cuts[0], (None,) * len(cuts[0].candidates))
     found = [plain]
 
@@ -474,14 +476,14 @@ def chain_of(step: WhatIf) -> Chain:
     found += list(_nested(cuts, min(choice.cost.peak_bytes for choice in found)))
     all_blocks = cuts[0].evaluate([frozenset()] * len(cuts[0].candidates))
     choices = _monotonic(found, all_blocks.peak_bytes)
-    return Chain(plans=tuple(_plan(step, choice, plain.cost) for choice in choices))
+    return BudgetFrontier(plans=tuple(_plan(step, choice, plain.cost) for choice in choices))
 
 
-def _choice(cut: Cut, kept: Kept) -> _Choice:
+def _choice(cut: RecomputeCandidates, kept: Kept) -> _Choice:
     return _Choice(cut=cut, kept=kept, cost=cut.evaluate(kept))
 
 
-def _nested(cuts: Sequence[Cut], least: int) -> Iterator[_Choice]:
+def _nested(cuts: Sequence[RecomputeCandidates], least: int) -> Iterator[_Choice]:
     """Yield choices with recomputed modules inside others, where that lowers the peak."""
     for outer, inner in itertools.permutations(cuts, 2):
         of = {candidate.path: candidate for candidate in inner.candidates}
@@ -499,14 +501,14 @@ def _nested(cuts: Sequence[Cut], least: int) -> Iterator[_Choice]:
 
 
 def _inside(
-    outer: Cut, around: Sequence[int], candidates: Sequence[Candidate], least: int
+    outer: RecomputeCandidates, around: Sequence[int], candidates: Sequence[Candidate], least: int
 ) -> _Choice | None:
     """Return the choice that recomputes some outer modules and all candidates, some inside them.
 
     None if its peak is not below `least`.
     """
     nothing: frozenset[int] = frozenset()
-    cut = Cut(outer.around(around), candidates)
+    cut = RecomputeCandidates(outer.around(around), candidates)
     kept = (nothing,) * len(candidates)
     cost, chosen = cut.evaluate(kept), tuple(outer.candidates[at] for at in around)
     if cost.peak_bytes >= least:
@@ -526,7 +528,7 @@ def _inside(
     return _Choice(cut=cut, kept=kept, cost=cost, around=chosen)
 
 
-def _spared(step: WhatIf, around: Candidate, inner: Sequence[Candidate]) -> float:
+def _spared(step: RecomputeEvaluator, around: Candidate, inner: Sequence[Candidate]) -> float:
     """Return the time saved because an outer recompute ends at its last inner module's input."""
     spared = 0.0
     for span in around.spans:
@@ -589,7 +591,7 @@ def _thinned(descent: list[Kept]) -> list[Kept]:
     return descent[::-1][:: max(step, 1)][::-1]
 
 
-def _descent(cut: Cut) -> Iterator[Kept]:
+def _descent(cut: RecomputeCandidates) -> Iterator[Kept]:
     """Yield choices that hold less and less: the cheapest move first, then earlier modules."""
     moves = [move for at, c in enumerate(cut.candidates) for move in _ladder(at, c, cut)]
     kept: list[frozenset[int] | None] = [None] * len(cut.candidates)
@@ -598,7 +600,7 @@ def _descent(cut: Cut) -> Iterator[Kept]:
         yield tuple(kept)
 
 
-def _ladder(at: int, candidate: Candidate, cut: Cut) -> list[_Move]:
+def _ladder(at: int, candidate: Candidate, cut: RecomputeCandidates) -> list[_Move]:
     """Return the moves of the convex hull from keeping all to recomputing all, cheapest first."""
     items = sorted(candidate.items, key=lambda item: item.nbytes / max(item.seconds, 1e-12))
     points: list[tuple[float, float, frozenset[int]]] = []  # bytes held, seconds, what is kept
@@ -655,7 +657,7 @@ def _around(path: str) -> list[str]:
     return [".".join(parts[:n]) for n in range(1, len(parts))]
 
 
-def _plan(step: WhatIf, choice: _Choice, plain: ChoiceCost) -> Plan:
+def _plan(step: RecomputeEvaluator, choice: _Choice, plain: ChoiceCost) -> Plan:
     cost = choice.cost
     regions = [
         Region(path=c.path, keep=_instances(c, keep))

@@ -1,4 +1,4 @@
-"""`Forecast`: a recorded step as arithmetic: the timeline of any batch in a few milliseconds.
+"""`BatchSizeModel`: a recorded step as arithmetic: the timeline of any batch in a few milliseconds.
 
 It is what a slider moves over: no model, no tensor and no torch, only sums in numpy. The timeline
 of the step that was recorded last is exact. For other batches every size is taken as affine in the
@@ -27,7 +27,7 @@ STEP = 1  # the recorded step that begins with optimizer state
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Forecast:
+class BatchSizeModel:
     """A program with its sizes and times.
 
     Attributes:
@@ -267,7 +267,7 @@ def forecast_of(
     *,
     settings: AllocatorSettings | None,
     least: npt.NDArray[np.int64] | None = None,
-) -> Forecast:
+) -> BatchSizeModel:
     """Return the forecast of a program whose blocks have these bytes.
 
     Args:
@@ -284,7 +284,7 @@ def forecast_of(
     columns[blocks.births] = blocks.columns
     freed = blocks.deaths < len(columns)
     columns[blocks.deaths[freed]] = blocks.columns[freed]
-    return Forecast(
+    return BatchSizeModel(
         program=program,
         own=own,
         least=own if least is None else least,

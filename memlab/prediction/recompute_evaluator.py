@@ -1,4 +1,4 @@
-"""`WhatIf`: what a recorded plain step would hold if some of its modules were recomputed.
+"""`RecomputeEvaluator`: what a plain step would hold if modules of it were recomputed.
 
 The idea. The plain step has been recorded, so we know when each block of memory is allocated, when
 it is freed, and which operators read it. Recomputing a module changes only one thing: blocks that
@@ -32,7 +32,7 @@ weight and passes it through three blocks of two GELUs each. A GELU keeps its in
 
 This file finds what holds each activation, and which modules can be recomputed (`candidates`). An
 activation has `holders`, the forward operators whose backward reads it, and `users`, the operators
-that read it in forward. `chain.py` moves the allocations and chooses the modules.
+that read it in forward. `budget_frontier.py` moves the allocations and chooses the modules.
 
 Left out: memory that Python holds longer than operators use it, and the few bytes of saved random
 states. So these numbers only rank plans. `memlab.predict` computes the real numbers of a plan.
@@ -117,11 +117,11 @@ class Candidate:
     num_operators: int = 0
 
 
-class WhatIf:
+class RecomputeEvaluator:
     """The activations of a recorded plain step, and what holds them.
 
-    `Cut.around` makes a changed copy of it, in which some modules are recomputed. These attributes
-    are what it changes:
+    `RecomputeCandidates.around` makes a changed copy of it, in which some modules are recomputed.
+    These attributes are what it changes:
 
     - `position`: (rows,), the position of each row in the step;
     - `birth_at`, `death_at`, `last_use`: (activations,), when each is allocated, freed and last

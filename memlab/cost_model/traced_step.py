@@ -1,7 +1,7 @@
 """Record a step as a device would run it, with the memory and time of its kernels.
 
-A prediction, a plan and the list of a step's operators all begin with `from_recorded_step`. Each
-gives it a function of a `RecordedStep`. If a person's model raises an error, they get a `Failure`.
+A prediction, a plan and the list of a step's operators all begin with `from_traced_step`. Each
+gives it a function of a `TracedStep`. If a person's model raises an error, they get a `Failure`.
 Left out: compiled steps and fp8, which are refused.
 """
 
@@ -32,7 +32,7 @@ from memlab.techniques.compilation import is_compiled
 from memlab.techniques.technique import Plan
 from memlab.tracing import fake_cuda, transformers_attention
 from memlab.tracing.program import Program
-from memlab.tracing.record_step import record_step
+from memlab.tracing.trace_step import trace_step
 from memlab.tracing.tracker import Tracker
 from memlab.workload import Workload
 
@@ -43,7 +43,7 @@ OF_JAGGED = "create_symbolic_nested_int"  # torch's function for a size that dif
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class RecordedStep:
+class TracedStep:
     """A step over fake tensors, as a target would run it.
 
     Attributes:
@@ -60,7 +60,7 @@ class RecordedStep:
     program: Program
     report: Report
 
-    def kernels(self, *, doubted_before: float | None = None, timed: bool = True) -> Kernels:
+    def kernels(self, *, remeasure_before: float | None = None, timed: bool = True) -> Kernels:
         """Return the memory and time of its kernels; the arguments are those of `kernels_of`.
 
         With `timed=False` a card has no times either.
@@ -76,14 +76,14 @@ class RecordedStep:
             target,
             lambda share: self.report(Progress(text=text, fraction=share)),
             tf32_matmul=self.config.precision is Precision.TF32,
-            doubted_before=doubted_before,
+            remeasure_before=remeasure_before,
             timed=timed,
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """Why a step could not be recorded, or the function given to `from_recorded_step` failed.
+    """Why a step could not be recorded, or the function given to `from_traced_step` failed.
 
     Attributes:
         outcome: never ok.
@@ -96,8 +96,8 @@ class Failure:
     parameter_formats: tuple[str, ...] = ()
 
 
-def from_recorded_step(
-    make: Callable[[RecordedStep], Made],
+def from_traced_step(
+    make: Callable[[TracedStep], Made],
     workload: Workload,
     config: StepConfig,
     target: Target,
@@ -122,9 +122,9 @@ def from_recorded_step(
         purpose: the end of the progress text, such as "on fake tensors".
     """
 
-    def record(device: torch.device, tracker: Tracker) -> RecordedStep:
-        program = record_step(workload, config, device, seed, tracker, plan, every_rank=every_rank)
-        return RecordedStep(
+    def record(device: torch.device, tracker: Tracker) -> TracedStep:
+        program = trace_step(workload, config, device, seed, tracker, plan, every_rank=every_rank)
+        return TracedStep(
             config=config, target=target, device=device, program=program, report=report
         )
 

@@ -1,4 +1,4 @@
-"""The example that the docstrings of `what_if.py` and `chain.py` work through by hand."""
+"""The example that `recompute_evaluator.py` and `budget_frontier.py` work through by hand."""
 
 import pytest
 import torch
@@ -6,10 +6,10 @@ from torch import nn
 
 from memlab import StepConfig, Workload
 from memlab._util.units import KIB, MIB
-from memlab.prediction.chain import Cut
-from memlab.prediction.what_if import WhatIf
+from memlab.prediction.budget_frontier import RecomputeCandidates
+from memlab.prediction.recompute_evaluator import RecomputeEvaluator
 from memlab.tracing.assembly import sizes_of
-from memlab.tracing.record_step import record_step
+from memlab.tracing.trace_step import trace_step
 from memlab.tracing.tracker import Tracker
 
 LOSS_BYTES = 4
@@ -41,11 +41,11 @@ def cut():
         compute_loss=lambda model, x: model(x).sum(),
     )
     cpu = torch.device("cpu")
-    program = record_step(workload, StepConfig(batch_size=8), cpu, 0, Tracker("cpu"))
+    program = trace_step(workload, StepConfig(batch_size=8), cpu, 0, Tracker("cpu"))
     operators = program.recording.operators
     own = sizes_of(program.recording, program.layout, [None] * len(operators))
-    plain = WhatIf(program, own, None)
-    return Cut(plain, [c for c in plain.candidates() if c.path.count(".") == 1])
+    plain = RecomputeEvaluator(program, own, None)
+    return RecomputeCandidates(plain, [c for c in plain.candidates() if c.path.count(".") == 1])
 
 
 @pytest.mark.parametrize(

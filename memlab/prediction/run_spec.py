@@ -1,4 +1,4 @@
-"""`AskedRun`: a run as it is asked for, what its step is built from, and what is said of it."""
+"""`RunSpec`: a run as it is asked for, what its step is built from, and what is said of it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def notes_of_run(config: StepConfig, run: TrainingRun, *, is_cpu: bool) -> tuple
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class AskedRun:
+class RunSpec:
     """What a whole run is to be.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 A run builds the step with `build_step` over fake tensors and makes two updates. The first is over a
 batch of another size, so that `Program` knows how every block grows with the samples. Left out: the
-memory and time of kernels, see `memlab.cost_model.recorded_step`.
+memory and time of kernels, see `memlab.cost_model.traced_step`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from memlab.tracing.attention_kernels import AttentionCall, AttentionKernel
 from memlab.tracing.built import as_own_format
 from memlab.tracing.fake_workload import over_fakes
 from memlab.tracing.program import MOST_RECORDED, Program, program_of
-from memlab.tracing.recording import OUTSIDE, Recording
+from memlab.tracing.recording import OUTSIDE, OpTrace
 from memlab.tracing.simulated_ranks import (
     SameRanks,
     as_rank,
@@ -64,13 +64,13 @@ class _Note:
         return f"{self.before}{self.size}{self.after}"
 
 
-def attention_notes(recording: Recording) -> tuple[str, ...]:
+def attention_notes(recording: OpTrace) -> tuple[str, ...]:
     """Return a note for each kind of call in the last forward of a recording."""
     forwards = list(_forwards(recording).values())
     return tuple(note.text for note in _notes(forwards[-1])) if forwards else ()
 
 
-def attention_notes_of_stages(recording: Recording, names: Sequence[str]) -> tuple[str, ...]:
+def attention_notes_of_stages(recording: OpTrace, names: Sequence[str]) -> tuple[str, ...]:
     """Return the notes of a run of several stages, each with the stages that it is about.
 
     Of a stage the first and the last forward count: the first of a generation is its prompt. What
@@ -105,7 +105,7 @@ def _of_stages(stages: Mapping[str, _Note]) -> str:
     return f"{largest.text} This is in: {'; '.join(told)}."
 
 
-def _forwards(recording: Recording) -> dict[int, list[AttentionCall]]:
+def _forwards(recording: OpTrace) -> dict[int, list[AttentionCall]]:
     """Return the calls of each forward of a step, by the interval."""
     found: dict[int, list[AttentionCall]] = {}
     for call, interval in recording.attention:
@@ -158,7 +158,7 @@ def _note(calls: list[AttentionCall]) -> _Note | None:
     )
 
 
-def record_step(
+def trace_step(
     workload: Workload,
     config: StepConfig,
     device: torch.device,
@@ -299,7 +299,7 @@ def _peak_without_kernels(program: Program) -> int:
     return peak
 
 
-def _keeps_of_batch(recording: Recording) -> bool:
+def _keeps_of_batch(recording: OpTrace) -> bool:
     """Return whether the two steps leave blocks of different sizes, as large as their batches."""
     kept: list[list[int]] = [[], []]
     for event in recording.events:

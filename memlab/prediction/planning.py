@@ -1,7 +1,8 @@
 """The plans of a workload for every memory budget, from one recording of its plain step.
 
-In this process and over fake tensors: the plain step is recorded once, and `chain.py` finds what to
-recompute. Left out: budgets of torch.compile, whose partitioner makes its own plans.
+In this process and over fake tensors: the plain step is recorded once, and
+`budget_frontier.py` finds what to recompute. Left out: budgets of torch.compile, whose partitioner
+makes its own plans.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from memlab.config import StepConfig
-from memlab.cost_model.recorded_step import Failure, RecordedStep, from_recorded_step
+from memlab.cost_model.traced_step import Failure, TracedStep, from_traced_step
 from memlab.devices.cards import Target
 from memlab.memory.replay import round_block
-from memlab.prediction.chain import Chain, chain_of
-from memlab.prediction.what_if import WhatIf
+from memlab.prediction.budget_frontier import BudgetFrontier, frontier_of
+from memlab.prediction.recompute_evaluator import RecomputeEvaluator
 from memlab.result import Outcome
 from memlab.running import Ended, Report, Run
 from memlab.tracing.assembly import sizes_of
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planning:
-    """What planning found: a chain, or why there is none."""
+    """What planning found: a frontier, or why there is none."""
 
-    chain: Chain | None
+    frontier: BudgetFrontier | None
     outcome: Outcome = Outcome.OK
     message: str = ""
 
@@ -49,8 +50,8 @@ def plan_in_process(
         seed: set before the model and the batch.
         report: called as planning goes on; what it raises ends it.
     """
-    found = from_recorded_step(
-        _chain_of,
+    found = from_traced_step(
+        _frontier_of,
         workload,
         dataclasses.replace(config, memory_budget=1.0),
         target,
@@ -60,18 +61,18 @@ def plan_in_process(
     )
     if isinstance(found, Failure):
         message = f"the memory budget cannot be planned: {found.message}"
-        return Planning(chain=None, outcome=found.outcome, message=message)
-    return Planning(chain=found)
+        return Planning(frontier=None, outcome=found.outcome, message=message)
+    return Planning(frontier=found)
 
 
-def _chain_of(step: RecordedStep) -> Chain:
+def _frontier_of(step: TracedStep) -> BudgetFrontier:
     """Return the plans that the plain step allows."""
     program, kernels = step.program, step.kernels()
     is_card = step.target.kind == "cuda"
     own = sizes_of(program.recording, program.layout, kernels.effects)
     if is_card:
         own = round_block(own)
-    return chain_of(WhatIf(program, own, kernels.seconds, hides_host=is_card))
+    return frontier_of(RecomputeEvaluator(program, own, kernels.seconds, hides_host=is_card))
 
 
 # Which layers of a workload several ranks divide, as a trial finds them; a worker makes the
@@ -110,8 +111,8 @@ def layers_in_process(
 ) -> FoundLayers:
     """Return the same in this process; never raises for the step."""
     # late, because a caller of the worker needs nothing of what runs there
-    from memlab.cost_model.recorded_step import Failure, from_recording
-    from memlab.tracing.record_step import record_layers
+    from memlab.cost_model.traced_step import Failure, from_recording
+    from memlab.tracing.trace_step import record_layers
 
     # a budget needs a plan, which is applied to layers that are divided already
     plain = replace(config, memory_budget=1.0)
