@@ -10,9 +10,9 @@ import torch
 
 from memlab import StepConfig, StepResult, VerifyReport, Workload
 from memlab.result import Source
-from memlab.runtime.job import Job
 from memlab.runtime.rank_group import RankGroup, measure_in, updates_in
 from memlab.runtime.verify import verify_in_process
+from memlab.runtime.wire import Job
 
 CALL_SECONDS = 240.0  # of one setting
 

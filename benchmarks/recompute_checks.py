@@ -6,7 +6,7 @@ run in silence: recomputing changes a bit of its gradients, or in fp32 they are 
 bf16 alone rounds by more than `memlab.verify` allows (two samples under BatchNorm), that is apart.
 
 Host: what Python takes in recomputed modules beside their operators, the least of many runs; the
-source of the constants of `memlab.cost_model.host`. Both are run by `recompute.py`.
+source of the constants of `memlab.cost_model.overlap`. Both are run by `recompute.py`.
 """
 
 import random
@@ -23,7 +23,7 @@ import memlab
 from benchmarks import models
 from memlab import StepConfig, Workload
 from memlab.config import PRESET_POLICIES
-from memlab.cost_model import host as host_time
+from memlab.cost_model import overlap as host_time
 from memlab.techniques.checkpointing.checkpointing import apply_plan
 from memlab.techniques.technique import Plan, Region
 

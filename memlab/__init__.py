@@ -25,13 +25,12 @@ if TYPE_CHECKING:
     from memlab.integrations.from_trainer import from_trainer
     from memlab.integrations.snapshot import open_snapshot
     from memlab.integrations.training_step import training_step
-    from memlab.memory.hygiene import replay_allocations
+    from memlab.memory.replay import replay_allocations
     from memlab.prediction.run_settings import Evaluation, Generation, TrainingRun
-    from memlab.search.compare_batches import predict_batches
     from memlab.search.explain import explain
     from memlab.search.graph_of_step import graph_table
     from memlab.search.ladder import ladder
-    from memlab.search.largest_batch import largest_batch
+    from memlab.search.largest_batch import largest_batch, predict_batches
     from memlab.search.lengths import predict_lengths
     from memlab.search.quantized_base import compare_base
     from memlab.search.recommend import recommend
@@ -56,7 +55,7 @@ LATE = {  # public names whose modules `import memlab` does not wait for
     "training_step": "integrations.training_step", "replay_allocations": "memory.hygiene",
     "plots": "plots", "Evaluation": "prediction.run_settings",
     "Generation": "prediction.run_settings", "TrainingRun": "prediction.run_settings",
-    "predict_batches": "search.compare_batches",
+    "predict_batches": "search.largest_batch",
     "explain": "search.explain", "graph_table": "search.graph_of_step", "ladder": "search.ladder",
     "largest_batch": "search.largest_batch", "predict_lengths": "search.lengths",
     "compare_base": "search.quantized_base", "recommend": "search.recommend",

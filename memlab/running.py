@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.checkpoint import CheckpointError
 
-from memlab._util.libraries import own_line
+from memlab._util.functions import own_line
 from memlab._util.units import shown
 from memlab.errors import ConfigError, MemlabError, UnsupportedError
 from memlab.result import Outcome

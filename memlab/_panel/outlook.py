@@ -38,7 +38,7 @@ from memlab.search.explain import remedies
 from memlab.store.recorded import SAID
 from memlab.techniques import every
 from memlab.techniques.attention import MATH_KERNEL
-from memlab.techniques.checkpointing.model_cache import OFF
+from memlab.techniques.checkpointing.blocks import OFF
 from memlab.techniques.technique import offers_of
 from memlab.trace import CATEGORIES, STANDING
 

@@ -3,10 +3,10 @@
 - `checks.py` checks the arguments of public functions before anything runs. Start at `checked`.
 - `units.py` parses and prints bytes and seconds, and writes a person's value into a message, a
   picture or generated Python. No other file converts units.
-- `functions.py`: the names of functions, and whether two are the same one.
+- `functions.py`: the names of functions, whether two are the same one, and which files are a
+  person's own.
 - `lengths.py`: lengths of samples as people give them.
 - `tables.py`: small tables, as HTML and as text.
-- `libraries.py` tells a person's own files from those of installed packages.
 - `collectives.py`: what ranks send one another, in bytes.
 - `torch_private/`: every private name of PyTorch that memlab uses.
 """

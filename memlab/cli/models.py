@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from memlab import workloads
-from memlab._util.libraries import own_line
+from memlab._util.functions import own_line
 from memlab._util.units import printable, shown
 from memlab.errors import ConfigError, MemlabError, WorkloadError
 from memlab.workload import Workload

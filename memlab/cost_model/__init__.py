@@ -6,6 +6,6 @@
   `cost_store.py` caches the costs on disk, `measured_runs.py` compares them with measured steps.
 - For a card, `cuda_kernels.py` has rules for memory and `roofline.py` for time, with the factors of
   `kernel_times.json`. To add a rule for a CUDA kernel, start with `cuda_kernels.py`.
-- `links.py`: collectives between cards; `overlap.py`: operators on several streams.
-- `host.py` estimates the time that Python takes.
+- `links.py`: collectives between cards; `overlap.py`: operators on several streams, and the time
+  that Python takes for a recompute.
 """

@@ -35,6 +35,7 @@ from memlab.tracing.recording import OpTrace, StreamMark
 if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
 
+
 DEFAULT = 0  # the stream of a step's own operators
 LEAST_SHARE = 0.005  # of the communication, below which nothing is hidden: floats leave a rest
 MUCH_WAITING = 0.1  # for the host, as a share of a step's time: it is said
@@ -217,3 +218,30 @@ class _Clock:
         """Let all streams and the host wait for one another."""
         self._issued = max(self.ready.values(), default=0.0)
         self.ready = defaultdict(float, dict.fromkeys(self.ready, self._issued))
+
+
+# The time that Python takes for a recompute. A CPU waits for it; on a card kernels hide it.
+#
+# The constants are the minimum of many runs on a 2-core server with torch 2.13 (`host` of
+# benchmarks/recompute_checks.py). Left out: how much slower another machine is.
+
+REGION_SECONDS = 235e-6
+"""For each call of a recomputed module."""
+
+HOOK_SECONDS = 5.5e-6
+"""For each of its operators, to drop and fetch what autograd saves."""
+
+DISPATCH_SECONDS = 16e-6
+"""For each operator if some outputs are kept: two dispatch modes count it, once in each run."""
+
+
+def python_seconds(num_calls: int, num_operators: int, *, keeps: bool) -> float:
+    """Return the time that Python takes for a recomputed module in one step.
+
+    Args:
+        num_calls: number of calls of the module's forward.
+        num_operators: number of operators in all of these.
+        keeps: whether outputs of some operators are kept.
+    """
+    each = HOOK_SECONDS + (DISPATCH_SECONDS if keeps else 0.0)
+    return num_calls * REGION_SECONDS + num_operators * each

@@ -13,9 +13,8 @@ from memlab._util.units import GIB
 from memlab.cost_model import cuda_kernels, links
 from memlab.cost_model.calibration import Calibration, calibrate, overhead_seconds
 from memlab.cost_model.cost_store import Store
-from memlab.cost_model.host import python_seconds
 from memlab.cost_model.links import cost_of, is_collective
-from memlab.cost_model.overlap import Overlap, overlap_notes, overlap_of
+from memlab.cost_model.overlap import Overlap, overlap_notes, overlap_of, python_seconds
 from memlab.cost_model.roofline import (
     HOST_EFFICIENCY,
     LAUNCH_SECONDS,

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from memlab._util.libraries import is_library
+from memlab._util.functions import is_library
 from memlab.integrations.own_source import (
     PLAIN,
     NoSource,

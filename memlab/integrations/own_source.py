@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from memlab._util.libraries import is_library
+from memlab._util.functions import is_library
 from memlab._util.units import is_a, quoted
 from memlab.errors import UnsupportedError
 from memlab.techniques.source import LONGEST_LINE

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memlab.cost_model.host import python_seconds
+from memlab.cost_model.overlap import python_seconds
 from memlab.prediction.recompute_evaluator import NEVER, Candidate, Item, RecomputeEvaluator
 from memlab.techniques.technique import Plan, Region
 

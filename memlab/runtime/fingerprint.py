@@ -31,7 +31,7 @@ import types
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from memlab._util.libraries import is_library
+from memlab._util.functions import is_library
 from memlab._util.torch_private import process
 from memlab._util.torch_private.tensors import MODULE_OF_OPERATORS
 

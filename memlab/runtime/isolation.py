@@ -21,7 +21,6 @@ from memlab.errors import ConfigError, MemlabError
 from memlab.result import Outcome
 from memlab.running import Ended, Progress, Run
 from memlab.runtime.bar import tick
-from memlab.runtime.job import PREDICTING, Job
 from memlab.runtime.process import STARTING, TAKING, Spare, WorkerProcess
 from memlab.runtime.same_step import step_of
 from memlab.runtime.sending import (
@@ -33,7 +32,7 @@ from memlab.runtime.sending import (
     pickled,
     without_cards,
 )
-from memlab.runtime.wire import POLL_SECONDS, Check
+from memlab.runtime.wire import POLL_SECONDS, PREDICTING, Check, Job
 from memlab.workloads import check_installed
 
 START_SECONDS = 600.0  # importing torch takes 3 s of a free processor, and minutes of a busy one
@@ -162,7 +161,7 @@ def run(
         timeout_seconds: counted from when the worker takes the job.
         on_progress: called in this thread.
         cancel: once set, the worker is killed.
-        guard_bytes: see `memlab.runtime.job.Job`.
+        guard_bytes: see `memlab.runtime.wire.Job`.
 
     Raises:
         Ended: the run ended without a value; the message says why.

@@ -19,16 +19,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memlab._util.libraries import is_library
+from memlab._util.functions import is_library
 from memlab.devices.here import out_of_memory_kills
 from memlab.errors import MemlabError
 from memlab.result import Outcome
 from memlab.running import Ended, Progress, out_of_memory
 from memlab.runtime import keeper as keeping
 from memlab.runtime import start
-from memlab.runtime.job import KINDS, LOST_STATUS, Job, beginning
 from memlab.runtime.sending import Stamp, for_worker
-from memlab.runtime.wire import Channel, Check, Garbage, bridged
+from memlab.runtime.wire import KINDS, LOST_STATUS, Channel, Check, Garbage, Job, beginning, bridged
 
 # A process with a keeper, seen from its caller: start it, watch it, kill it with descendants.
 #

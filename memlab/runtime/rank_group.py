@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from memlab._util.libraries import is_library
+from memlab._util.functions import is_library
 from memlab._util.units import format_seconds
 from memlab.config import StepConfig
 from memlab.errors import MemlabError
@@ -39,14 +39,13 @@ from memlab.prediction.predict import peak_of, with_ranks
 from memlab.result import Outcome, Source, StepResult
 from memlab.running import Ended, Progress, Report, explain
 from memlab.runtime import start
-from memlab.runtime.job import Job
 from memlab.runtime.process import interpreter
 from memlab.runtime.rank import ANSWERS, ARGUMENTS, JOB, SOCKET, RankJob, RankUpdates
 from memlab.runtime.sending import dumps
 from memlab.runtime.updates import UpdatesRun
 from memlab.runtime.verify import verify_in_process
 from memlab.runtime.verify_report import VerifyReport
-from memlab.runtime.wire import Channel, Garbage
+from memlab.runtime.wire import Channel, Garbage, Job
 from memlab.techniques.sharding.sharding import most_ranks
 from memlab.techniques.technique import Plan
 from memlab.workload import Workload

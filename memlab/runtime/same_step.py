@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from memlab._util.libraries import is_library
+from memlab._util.functions import is_library
 from memlab._util.units import KIB, MIB
 from memlab._version import __version__
 from memlab.cost_model.cost_store import Store

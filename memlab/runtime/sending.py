@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from memlab._util.libraries import is_library
+from memlab._util.functions import is_library
 from memlab._util.units import MIB, is_a
 from memlab.errors import WorkloadError
 from memlab.workload import Workload

@@ -34,7 +34,6 @@ from memlab.runtime import measure
 from memlab.runtime.accumulation import accumulation_in_process
 from memlab.runtime.guard import Printed, limit_memory, noted
 from memlab.runtime.inspect import inspect_in_process
-from memlab.runtime.job import LOST_STATUS, PREDICTING, WITH_RANKS, Job, beginning
 from memlab.runtime.loading import loading_in_process
 from memlab.runtime.measure import measure_in_process
 from memlab.runtime.same_step import recall, remember
@@ -42,7 +41,16 @@ from memlab.runtime.sending import Environment, OwnValues, Sources, Stamp, read_
 from memlab.runtime.standard_library import StandardLibrary
 from memlab.runtime.unchanged import WorkerState
 from memlab.runtime.verify import verify_in_process
-from memlab.runtime.wire import Channel, Garbage, bridged
+from memlab.runtime.wire import (
+    LOST_STATUS,
+    PREDICTING,
+    WITH_RANKS,
+    Channel,
+    Garbage,
+    Job,
+    beginning,
+    bridged,
+)
 from memlab.workload import Workload
 
 # A small measurement or prediction that a worker runs before any code of a person's.

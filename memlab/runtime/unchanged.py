@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from memlab._util.libraries import is_library
+from memlab._util.functions import is_library
 from memlab._util.torch_private import process
 from memlab._util.torch_private.tensors import innermost_saved_tensors_hooks
 from memlab._util.units import MIB

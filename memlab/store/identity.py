@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 
-from memlab._util.libraries import is_library
+from memlab._util.functions import is_library
 from memlab.config import StepConfig
 from memlab.runtime.sending import own_values, pickler
 from memlab.workload import Workload

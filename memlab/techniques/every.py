@@ -17,7 +17,7 @@ from memlab.techniques import (
     precision,
     segments,
 )
-from memlab.techniques.checkpointing import checkpointing, model_cache
+from memlab.techniques.checkpointing import blocks, checkpointing
 from memlab.techniques.loss import chunked_loss, fused_loss
 from memlab.techniques.offload import offload
 from memlab.techniques.optimizers import optimizer_in_backward, optimizers
@@ -30,7 +30,7 @@ EVERY: tuple[Technique, ...] = (
     accumulation.BATCH,
     segments.SEGMENTS,
     meta_init.BUILT_ON_META,
-    model_cache.MODEL_CACHE,
+    blocks.MODEL_CACHE,
     attention.ATTENTION,
     precision.PRECISION,
     layout.CHANNELS_LAST,

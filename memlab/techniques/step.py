@@ -33,7 +33,7 @@ from memlab.techniques import (
 )
 from memlab.techniques.attention import apply as apply_attention
 from memlab.techniques.batches import map_tensors, moved
-from memlab.techniques.checkpointing import checkpointing, model_cache
+from memlab.techniques.checkpointing import blocks, checkpointing
 from memlab.techniques.loss import chunked_loss, fused_loss
 from memlab.techniques.loss.logits import ChunkedHead
 from memlab.techniques.loss.loss_tensors import LossTensors, WithLoss
@@ -342,7 +342,7 @@ def build_step(
     model = built.model
     check_model(model)
     if not config.model_cache:
-        model_cache.switch_caches_off(model)
+        blocks.switch_caches_off(model)
     attention_notes = apply_attention(model, config.attention)
 
     cast_notes = precision.cast_model(model, config.precision)

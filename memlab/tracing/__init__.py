@@ -11,5 +11,5 @@
   `attention_kernels.py` the kernel that it would choose for attention, `triton_launches.py` its
   Triton kernels.
 - `simulated_ranks.py`: one of many ranks, without the others.
-- Libraries: `transformers_attention.py`, `bitsandbytes_layers.py`, `trl_triton.py`.
+- Libraries: `transformers_attention.py`, `bitsandbytes_layers.py`.
 """

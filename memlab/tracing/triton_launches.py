@@ -42,14 +42,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 
-from memlab._util.libraries import OWN_PACKAGE, is_library
+from memlab._util.functions import OWN_PACKAGE, is_library
 from memlab.errors import UnsupportedError
-from memlab.tracing import trl_triton
 
 CUDA = re.compile(r"cuda:?(\d+)?")  # f"cuda:{0}" holds "cuda:"
 NOT_TOLD = ("memlab", "torch", "triton")  # packages that know what they ask
@@ -124,10 +123,10 @@ def look() -> None:
     """Find files that use Triton and were imported since, while launches are left out."""
     if _now is None:
         return
-    of_trl = trl_triton.without_kernels()
-    if of_trl is not None:
-        _now.restoring.enter_context(trl_triton.given_kernels(of_trl, launched))
-        _tell(of_trl, _now)
+    log_probabilities = without_kernels()
+    if log_probabilities is not None:
+        _now.restoring.enter_context(given_kernels(log_probabilities, launched))
+        _tell(log_probabilities, _now)
     if "triton" in sys.modules and "triton" not in _now.seen:
         _now.seen.clear()  # a file may have imported it since
     for name in [name for name in sys.modules if name not in _now.seen]:
@@ -370,3 +369,57 @@ def _below(kind: Any) -> Iterator[Any]:
     for one in kind.__subclasses__():
         yield one
         yield from _below(one)
+
+
+# trl's Triton kernels where Triton is not installed: as a card runs them.
+#
+# trl computes log-probabilities tile by tile. On a card a Triton kernel folds each tile into
+# tensors
+# that are there already, and only the positions that have a label are computed; elsewhere
+# operators
+# of PyTorch make several tensors as large as a tile. PyTorch brings Triton with its builds for
+# CUDA.
+# So the machine that predicts may lack it, while the card that it predicts for has it.
+#
+# trl can be imported without Triton, and then notes that there is none. Inside this context it is
+# told that there is, and its kernels do nothing. Where Triton is installed, there is nothing to
+# do:
+# `triton_launches.py` leaves out the launches of any package.
+
+MODULE = "trl.kernels.chunked_logprob"
+
+
+class _Kernel:
+    """A kernel that does nothing: `kernel[grid](*arguments)`."""
+
+    def __init__(self, name: str, launched: Callable[[str, str], None]) -> None:
+        self.name, self.launched = name, launched
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return lambda *args, **kwargs: self.launched(MODULE, self.name)
+
+
+def without_kernels() -> ModuleType | None:
+    """Return the file of trl that has found no Triton; None if there is none."""
+    module = sys.modules.get(MODULE)
+    return None if getattr(module, "_TRITON_AVAILABLE", True) else module
+
+
+@contextlib.contextmanager
+def given_kernels(module: ModuleType, launched: Callable[[str, str], None]) -> Iterator[None]:
+    """Give this file kernels that do nothing but call `launched` with their file and name."""
+    stand_ins = {
+        "_forward_kernel": _Kernel("_forward_kernel", launched),
+        "_backward_kernel": _Kernel("_backward_kernel", launched),
+        "_TRITON_AVAILABLE": True,
+        "triton": SimpleNamespace(cdiv=lambda one, other: -(-one // other)),
+    }
+    names = vars(module)
+    usual = {name: names[name] for name in stand_ins if name in names}
+    names.update(stand_ins)
+    try:
+        yield
+    finally:
+        for name in stand_ins:
+            del names[name]
+        names.update(usual)

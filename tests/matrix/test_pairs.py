@@ -10,7 +10,7 @@ import memlab
 from memlab import MemlabError, Outcome, StepConfig, Workload
 from memlab._util.units import MIB
 from memlab.result import Source, StepResult
-from memlab.search import compare_batches, largest_batch
+from memlab.search import largest_batch
 from tests.models import blocks, linear
 
 WIDE = {"depth": 6, "width": 64}
@@ -64,8 +64,8 @@ def test_batch_sizes_are_predicted_by_one_recording_where_that_tells_them(monkey
         asked.append(config.batch_size)
         return predict(workload, config, *arguments, **options)
 
-    predict = compare_batches.predict_with_forecast
-    monkeypatch.setattr(compare_batches, "predict_with_forecast", predicted)
+    predict = largest_batch.predict_with_forecast
+    monkeypatch.setattr(largest_batch, "predict_with_forecast", predicted)
     workload, config = blocks(**WIDE), StepConfig(batch_size=8, optimizer="sgd")
     found = memlab.predict_batches(workload, config, [1, 8, 32], "t4", memory_limit="18MiB")
     assert asked == [8, 1], "a single sample runs other operators than many"

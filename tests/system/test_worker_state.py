@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from memlab import StepConfig, Workload, measure, predict, workloads
-from memlab._util.libraries import is_library
+from memlab._util.functions import is_library
 from memlab.runtime import isolation
 from tests.models import blocks, linear
 

@@ -3,8 +3,8 @@
 - `checkpointing.py`: the technique. Start here. `policies.py`: which modules, and what they keep.
 - `recompute.py` checkpoints one module. `changes.py`: what its forward changes beside its output,
   noted and put back; `places.py` finds where in Python that can be, `watched.py` in which tensors.
-- `model_cache.py`: the cache of keys and values, switched off while a model trains.
 - `graph_segments.py`: `memlab.checkpoint_graph`, checkpoints in a graph of torch.fx.
-- `blocks.py` finds the repeated blocks of a model, and modules by name.
+- `blocks.py` finds the repeated blocks of a model, and modules by name; it switches off the cache
+  of keys and values while a model trains.
 - `checkpointing_source.py`: the lines of a script.
 """

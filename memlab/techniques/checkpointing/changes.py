@@ -43,7 +43,7 @@ from memlab.devices.generators import (
     states_of_random,
 )
 from memlab.errors import UnsupportedError
-from memlab.techniques.checkpointing.model_cache import OFF
+from memlab.techniques.checkpointing.blocks import OFF
 from memlab.techniques.checkpointing.places import (
     ATOMS,
     MISSING,

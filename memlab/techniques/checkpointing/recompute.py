@@ -44,8 +44,8 @@ from memlab._util.torch_private.tensors import (
     with_versions_counted,
 )
 from memlab.errors import UnsupportedError
+from memlab.techniques.checkpointing.blocks import OFF
 from memlab.techniques.checkpointing.changes import Changes, State
-from memlab.techniques.checkpointing.model_cache import OFF
 from memlab.techniques.checkpointing.policies import KeepRule, can_be_kept, values_of
 
 # A forward whose recompute must not end before its last operator has filled what it saved.

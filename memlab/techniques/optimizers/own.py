@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from memlab._util.libraries import own_line
+from memlab._util.functions import own_line
 from memlab._util.torch_private.tensors import without_modes
 from memlab._util.units import printable
 from memlab.devices.generators import preserved_random_state
