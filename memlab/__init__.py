@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from memlab.integrations.from_trainer import from_trainer
     from memlab.integrations.snapshot import open_snapshot
     from memlab.integrations.training_step import training_step
-    from memlab.memory.replay import replay_allocations
+    from memlab.memory.hygiene import replay_allocations
     from memlab.prediction.run_settings import Evaluation, Generation, TrainingRun
     from memlab.search.explain import explain
     from memlab.search.graph_of_step import graph_table

@@ -1,9 +1,7 @@
 """The public functions. They check their arguments in the caller and run the work in a worker."""
 
 import threading
-from collections.abc import Callable
-from dataclasses import fields, replace
-from functools import partial
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +10,7 @@ from torch.utils.data import Dataset
 from memlab._util.checks import anything, checked, count, seconds, size
 from memlab._util.units import shown
 from memlab.config import Sharding, StepConfig
+from memlab.devices.cards import Target
 from memlab.devices.here import resolve_device, versions_here
 from memlab.errors import ConfigError, MemlabError, UnsupportedError, WorkloadError
 from memlab.loading import LoadingConfig, LoadingResult
@@ -36,6 +35,7 @@ from memlab.workload import Workload
 if TYPE_CHECKING:
     from memlab.prediction.predict import Prediction
 
+RANKED = ("measure", "verify")  # jobs that start a process for each rank
 STOPPING_SECONDS = 20.0  # for a worker to stop the ranks of a step that takes too long
 # rules for arguments whose annotation does not say which values are allowed
 LIMITS: dict[str, Any] = {"memory_limit": size, "timeout_seconds": seconds}
@@ -141,23 +141,10 @@ def measure_only(
     """Return what `measure` returns, and leave the store alone; a sweep writes by itself."""
     target = resolve_device(device)
     limit = size("memory_limit", memory_limit)
-    arguments: dict[str, Any] = {
-        "workload": workload,
-        "config": config,
-        "device": target,
-        "repeats": repeats,
-        "warmup": warmup,
-        "seed": seed,
-        "memory_limit": limit,
-    }
-
-    step, plans = _runners("measure", config, target, isolate, timeout_seconds, on_progress, cancel)
-
+    how = _How(isolate, timeout_seconds, on_progress, cancel)
+    more = {"repeats": repeats, "warmup": warmup, "memory_limit": limit}
     try:
-        plan = plan_for(
-            workload, config, target_for(target, config), seed=arguments["seed"], run=plans
-        )
-        result: StepResult = step(arguments | {"plan": plan})
+        result: StepResult = how.run("measure", workload, config, target, seed=seed, **more)
         return _answering(result, workload, config)
     except Ended as ended:
         return _ended(ended, Source.MEASURED, str(target), workload, config, limit)
@@ -237,19 +224,10 @@ def predict_with_forecast(
     """Return the result of `predict`, without `every_rank` of one rank, and a forecast."""
     target = target_for(device, config)
     limit = size("memory_limit", memory_limit)
-    arguments: dict[str, Any] = {
-        "workload": workload,
-        "config": config,
-        "target": target,
-        "seed": seed,
-        "memory_limit": limit,
-    }
-
-    run = runner(True, timeout_seconds, on_progress, cancel)
-
+    how = _How(True, timeout_seconds, on_progress, cancel)
+    more = {"memory_limit": limit, "every_rank": every_rank}
     try:
-        plan = plan_for(workload, config, target, seed=arguments["seed"], run=run)
-        found: Prediction = run("predict", arguments | {"plan": plan, "every_rank": every_rank})
+        found: Prediction = how.run("predict", workload, config, target, seed=seed, **more)
         return replace(found, result=_answering(found.result, workload, config))
     except Ended as ended:
         from memlab.prediction import predict as predicting  # late: fake tensors import slowly
@@ -300,20 +278,9 @@ def verify(
     (True, 'yes')
     """
     target = resolve_device(device)
-    arguments: dict[str, Any] = {
-        "workload": workload,
-        "config": config,
-        "device": target,
-        "seed": seed,
-    }
-
-    step, plans = _runners("verify", config, target, isolate, timeout_seconds, on_progress, cancel)
-
+    how = _How(isolate, timeout_seconds, on_progress, cancel)
     try:
-        plan = plan_for(
-            workload, config, target_for(target, config), seed=arguments["seed"], run=plans
-        )
-        found: VerifyReport = step(arguments | {"plan": plan})
+        found: VerifyReport = how.run("verify", workload, config, target, seed=seed)
     except Ended as ended:
         return VerifyReport(ok=False, outcome=ended.outcome, why=str(ended), device=str(target))
 
@@ -380,30 +347,48 @@ def accumulation_effect(
     return found
 
 
-def _runners(
-    function: str,
-    config: StepConfig,
-    target: torch.device,
-    isolate: bool,
-    timeout_seconds: float,
-    on_progress: OnProgress | None,
-    cancel: threading.Event | None,
-) -> tuple[Callable[[dict[str, Any]], Any], Run]:
-    """Return a function that runs the step itself, and one that runs the jobs that plan it.
+@dataclass(frozen=True, slots=True)
+class _How:
+    """How a job of the worker runs, in the words of `measure`."""
 
-    The ranks of a sharded step are always processes of their own, which a worker starts. It stops
-    them when the time is over, and says where each of them was; so it has a little more time.
-    """
-    run = runner(isolate, timeout_seconds, on_progress, cancel)
-    # planning for a card registers a stand-in for CUDA, which a process cannot undo
-    own = runner(True, timeout_seconds, on_progress, cancel)
-    plans = run if target.type == "cpu" else own
-    if config.sharding is Sharding.NONE:
-        return partial(run, function), plans
+    isolate: bool
+    timeout_seconds: float
+    on_progress: OnProgress | None
+    cancel: threading.Event | None
 
-    longer = runner(True, timeout_seconds + STOPPING_SECONDS, on_progress, cancel)
-    more = {"timeout_seconds": timeout_seconds}
-    return lambda arguments: longer(f"{function}_ranks", arguments | more), plans
+    def run(
+        self,
+        function: str,
+        workload: Workload,
+        config: StepConfig,
+        where: torch.device | Target,
+        *,
+        seed: int,
+        **more: Any,
+    ) -> Any:
+        """Plan what a step recomputes, and run a job with the plan.
+
+        The ranks of a sharded step are always processes of their own, which a worker starts. It
+        stops them when the time is over, and says where each of them was; so it has a little more
+        time.
+
+        Raises:
+            Ended: the job, or that which plans it, ended without a result.
+        """
+        target = where if isinstance(where, Target) else target_for(where, config)
+        run = self._runner(self.isolate)
+        # planning for a card registers a stand-in for CUDA, which a process cannot undo
+        plans = run if target.kind == "cpu" else self._runner(True)
+        if function in RANKED and config.sharding is not Sharding.NONE:
+            function, more["timeout_seconds"] = f"{function}_ranks", self.timeout_seconds
+            run = self._runner(True, STOPPING_SECONDS)
+        more["target" if isinstance(where, Target) else "device"] = where
+        plan = plan_for(workload, config, target, seed=seed, run=plans)
+        arguments = {"workload": workload, "config": config, "seed": seed, "plan": plan}
+        return run(function, arguments | more)
+
+    def _runner(self, isolate: bool, more_seconds: float = 0.0) -> Run:
+        return runner(isolate, self.timeout_seconds + more_seconds, self.on_progress, self.cancel)
 
 
 def _answering(result: StepResult, workload: Workload, config: StepConfig) -> StepResult:
@@ -508,23 +493,10 @@ def measure_loading(
 
     _check_length(dataset)
     target = resolve_device(device)
-    arguments: dict[str, Any] = {
-        "workload": workload,
-        "config": config,
-        "dataset": dataset,
-        "loading": loading,
-        "device": target,
-        "num_steps": num_steps,
-        "seed": seed,
-    }
-
-    run = runner(True, timeout_seconds, on_progress, cancel)
-
+    how = _How(True, timeout_seconds, on_progress, cancel)
+    more = {"dataset": dataset, "loading": loading, "num_steps": num_steps}
     try:
-        plan = plan_for(
-            workload, config, target_for(target, config), seed=arguments["seed"], run=run
-        )
-        found: LoadingResult = run("loading", arguments | {"plan": plan})
+        found: LoadingResult = how.run("loading", workload, config, target, seed=seed, **more)
     except Ended as ended:
         return LoadingResult(
             outcome=ended.outcome,
@@ -615,10 +587,8 @@ def predict_run(
     limit = size("memory_limit", memory_limit)
     if limit is None and target.card is not None:
         limit = target.card.usable_bytes
-    arguments: dict[str, Any] = {"workload": workload, "config": config, "target": target}
-    return _ran(
-        "predict_run", arguments, run, seed, limit, timeout_seconds, True, on_progress, cancel
-    )
+    how = _How(True, timeout_seconds, on_progress, cancel)
+    return _ran("predict_run", workload, config, target, how, run, seed, limit)
 
 
 @checked(**LIMITS)
@@ -667,47 +637,37 @@ def measure_run(
     ['build', 'first step', 'step', 'saving', 'step afterwards']
     """
     limit = size("memory_limit", memory_limit)
-    arguments: dict[str, Any] = {
-        "workload": workload,
-        "config": config,
-        "device": resolve_device(device),
-    }
-    return _ran(
-        "measure_run", arguments, run, seed, limit, timeout_seconds, isolate, on_progress, cancel
-    )
+    how = _How(isolate, timeout_seconds, on_progress, cancel)
+    return _ran("measure_run", workload, config, resolve_device(device), how, run, seed, limit)
 
 
 def _ran(
     function: str,
-    arguments: dict[str, Any],
+    workload: Workload,
+    config: StepConfig,
+    where: torch.device | Target,
+    how: _How,
     run: TrainingRun | None,
     seed: int,
     limit: int | None,
-    timeout_seconds: float,
-    isolate: bool,
-    on_progress: OnProgress | None,
-    cancel: threading.Event | None,
 ) -> RunResult:
     """Run a job of the worker and return its result, or that of a run which ended without one."""
-    workload, config = arguments["workload"], arguments["config"]
     run = TrainingRun() if run is None else run
-    is_cpu = "target" in arguments and arguments["target"].kind == "cpu"
-    is_cpu |= "device" in arguments and arguments["device"].type == "cpu"
-    _check(config, run, is_cpu=is_cpu)
-    job = runner(isolate, timeout_seconds, on_progress, cancel)
-    target = arguments.get("target") or target_for(arguments["device"], config)
+    if isinstance(where, torch.device):
+        source, name, kind = Source.MEASURED, str(where), where.type
+    else:
+        source, name, kind = Source.PREDICTED, where.name, where.kind
+    _check(config, run, is_cpu=kind == "cpu")
+    more = {"run": run, "memory_limit": limit}
     try:
-        plan = plan_for(workload, config, target, seed=seed, run=job)
-        more = {"run": run, "seed": seed, "memory_limit": limit, "plan": plan}
-        found: RunResult = job(function, arguments | more)
+        found: RunResult = how.run(function, workload, config, where, seed=seed, **more)
         return replace(found, config=config)  # a policy function comes back as a copy
     except Ended as ended:
-        is_real = function == "measure_run"
         return RunResult(
             outcome=ended.outcome,
             message=str(ended),
-            source=Source.MEASURED if is_real else Source.PREDICTED,
-            device=str(arguments["device"]) if is_real else target.name,
+            source=source,
+            device=name,
             versions=versions_here(),
             config=config,
             run=run,
