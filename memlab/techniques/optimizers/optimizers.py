@@ -9,6 +9,7 @@ torchao have none, and galore-torch had its last release in 2024.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -67,8 +68,74 @@ class Lion(torch.optim.Optimizer):
                 momentum.mul_(later).add_(parameter.grad, alpha=1 - later)
 
 
-LEARNING_RATE, ADAFACTOR_LEARNING_RATE = 1e-3, 1e-2
-"""PyTorch's defaults for AdamW and Adafactor. Adafactor's rate is relative to a weight's size."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kind:
+    """What sets an optimizer apart; a new one is a row of `KINDS`.
+
+    Attributes:
+        made_by: its class, by name.
+        title: on the button of the panel.
+        state: what it keeps.
+        learning_rate: that it begins with: PyTorch's default for AdamW, and for Adafactor, whose
+            rate is relative to a weight's size.
+        only: why it has one implementation; "" if it has those of `OptimizerImplementation`.
+        goes_by_shape: whether the update of a parameter depends on its shape.
+        not_divided: why it cannot update a part of a parameter, a DTensor; "" if it can.
+    """
+
+    made_by: str
+    title: str
+    state: str
+    learning_rate: float = 1e-3
+    only: str = ""
+    goes_by_shape: bool = False
+    not_divided: str = ""
+
+
+KINDS: dict[Any, Kind] = {
+    Optimizer.SGD: Kind(made_by="SGD", title="SGD", state="keeps no state"),
+    Optimizer.SGD_MOMENTUM: Kind(
+        made_by="SGD",
+        title="SGD with momentum",
+        state="keeps one number for each weight; cosine schedule",
+    ),
+    Optimizer.ADAM: Kind(made_by="Adam", title="Adam", state="keeps two numbers for each weight"),
+    Optimizer.ADAMW: Kind(
+        made_by="AdamW", title="AdamW", state="keeps two numbers for each weight"
+    ),
+    Optimizer.ADAFACTOR: Kind(
+        made_by="Adafactor",
+        title="Adafactor",
+        state="keeps one row and one column of numbers for each matrix",
+        learning_rate=1e-2,
+        goes_by_shape=True,
+        not_divided="torch.optim.Adafactor takes norms of a DTensor in place, which DTensor does "
+        "not implement (torch 2.13)",
+    ),
+    Optimizer.ADAMW_8BIT: Kind(
+        made_by="AdamW8bit",
+        title="AdamW, 8-bit state",
+        state="keeps two numbers of one byte for each weight (bitsandbytes)",
+        only="bitsandbytes has one implementation, which is fused",
+        goes_by_shape=True,
+        not_divided="bitsandbytes knows no DTensor, as which each rank holds its part of a "
+        "parameter",
+    ),
+    Optimizer.MUON: Kind(
+        made_by="muon_and_adamw",
+        title="Muon",
+        state="keeps one number for each weight of a matrix, and two for all others and for "
+        "embeddings, which go to AdamW",
+        only="torch.optim.Muon has one implementation, of one parameter after another",
+        goes_by_shape=True,
+    ),
+    Optimizer.LION: Kind(
+        made_by="Lion",
+        title="Lion",
+        state="keeps one number for each weight",
+        only="it has one implementation, of one parameter after another",
+    ),
+}
 MOMENTUM = 0.9
 SCHEDULE_STEPS = 1000  # length of the cosine; it changes neither memory nor time of a step
 IMPLEMENTATIONS: dict[OptimizerImplementation, dict[str, bool]] = {
@@ -81,11 +148,6 @@ NOT_FUSED: tuple[dict[str, Any], ...] = (
     {"optimizer_implementation": OptimizerImplementation.FOREACH},
     {"optimizer_implementation": OptimizerImplementation.SINGLE_TENSOR},
 )
-ONLY: dict[Any, str] = {
-    Optimizer.ADAMW_8BIT: "bitsandbytes has one implementation, which is fused",
-    Optimizer.MUON: "torch.optim.Muon has one implementation, of one parameter after another",
-    Optimizer.LION: "it has one implementation, of one parameter after another",
-}
 EIGHT_BIT_KERNEL = "bitsandbytes::optimizer_update_8bit_blockwise"
 
 
@@ -192,9 +254,10 @@ def implementation_refusals(setup: Setup) -> Iterator[Refusal]:
     """Refuse an implementation that does not exist for this optimizer or number format."""
     config, chosen = setup.config, setup.config.optimizer_implementation
     said = f"optimizer_implementation={str(chosen)!r} with optimizer={str(config.optimizer)!r}"
-    if config.optimizer in ONLY and IMPLEMENTATIONS[chosen]:
+    kind = KINDS.get(config.optimizer)
+    if kind and kind.only and IMPLEMENTATIONS[chosen]:
         yield Refusal(
-            why=f"{said}: {ONLY[config.optimizer]}",
+            why=f"{said}: {kind.only}",
             remedies=({"optimizer_implementation": OptimizerImplementation.DEFAULT},),
         )
 
@@ -396,8 +459,7 @@ def _of_shares(made: str, config: StepConfig) -> tuple[str, ...]:
 
 def learning_rate(config: StepConfig) -> float:
     """Return the rate that an optimizer begins with."""
-    is_adafactor = config.optimizer is Optimizer.ADAFACTOR
-    return ADAFACTOR_LEARNING_RATE if is_adafactor else LEARNING_RATE
+    return KINDS[Optimizer.ADAMW if config.has_own_optimizer else config.optimizer].learning_rate
 
 
 def states_of(
@@ -487,16 +549,6 @@ def _sharing_maps(make_one: Callable[..., Any]) -> Callable[..., Any]:
 
 def _name_and_options(config: StepConfig) -> tuple[str, dict[str, Any]]:
     """Return the class of the optimizer, by name, and its arguments."""
-    names: dict[Any, str] = {
-        Optimizer.SGD: "SGD",
-        Optimizer.SGD_MOMENTUM: "SGD",
-        Optimizer.ADAM: "Adam",
-        Optimizer.ADAMW: "AdamW",
-        Optimizer.ADAFACTOR: "Adafactor",
-        Optimizer.ADAMW_8BIT: "AdamW8bit",
-        Optimizer.MUON: "muon_and_adamw",
-        Optimizer.LION: "Lion",
-    }
     if config.has_own_optimizer:
         return "", {}
     options: dict[str, Any] = {"lr": learning_rate(config)}
@@ -510,30 +562,9 @@ def _name_and_options(config: StepConfig) -> tuple[str, dict[str, Any]]:
     if config.optimizer is Optimizer.ADAFACTOR:
         options.pop("fused", None)  # Adafactor has no such argument
 
-    return names[config.optimizer], options
+    return KINDS[config.optimizer].made_by, options
 
 
-TITLES: dict[Any, str] = {
-    Optimizer.SGD: "SGD",
-    Optimizer.SGD_MOMENTUM: "SGD with momentum",
-    Optimizer.ADAM: "Adam",
-    Optimizer.ADAMW: "AdamW",
-    Optimizer.ADAFACTOR: "Adafactor",
-    Optimizer.ADAMW_8BIT: "AdamW, 8-bit state",
-    Optimizer.MUON: "Muon",
-    Optimizer.LION: "Lion",
-}
-STATES: dict[Any, str] = {
-    Optimizer.SGD: "keeps no state",
-    Optimizer.SGD_MOMENTUM: "keeps one number for each weight; cosine schedule",
-    Optimizer.ADAM: "keeps two numbers for each weight",
-    Optimizer.ADAMW: "keeps two numbers for each weight",
-    Optimizer.ADAFACTOR: "keeps one row and one column of numbers for each matrix",
-    Optimizer.ADAMW_8BIT: "keeps two numbers of one byte for each weight (bitsandbytes)",
-    Optimizer.MUON: "keeps one number for each weight of a matrix, and two for all others and for "
-    "embeddings, which go to AdamW",
-    Optimizer.LION: "keeps one number for each weight",
-}
 TEMPORARIES = {
     OptimizerImplementation.DEFAULT: "",
     OptimizerImplementation.FOREACH: "updates all parameters at once, with temporaries as large as "
@@ -548,7 +579,9 @@ def says(setup: Setup) -> str:
     """Return what state the optimizer keeps."""
     if setup.has_make_optimizer:
         return "the workload's own, by its make_optimizer"
-    return STATES.get(setup.config.optimizer, f"made by {said_of(setup.config)}")
+    if setup.config.has_own_optimizer:
+        return f"made by {said_of(setup.config)}"
+    return KINDS[setup.config.optimizer].state
 
 
 def notes(setup: Setup) -> list[str]:
@@ -571,8 +604,8 @@ OPTIMIZER = Technique(
         Control(
             field="optimizer",
             label="Optimizer",
-            in_words=lambda name: TITLES.get(name, "own"),
-            named=lambda name: str(name) if name in TITLES else "own optimizer",
+            in_words=lambda name: KINDS[name].title if name in KINDS else "own",
+            named=lambda name: str(name) if name in KINDS else "own optimizer",
         ),
     ),
     says=says,
