@@ -31,7 +31,7 @@ import memlab
 from benchmarks import report
 from memlab import StepConfig, Workload
 from memlab._util.units import GIB, KIB, MIB
-from memlab.api import predict_with_forecast
+from memlab.api import predict_with_size_model
 from memlab.runtime import isolation
 
 RATIO_GOAL, ARITHMETIC_GOAL_MS, DRAWN_GOAL_MS = 0.35, 5.0, 100.0
@@ -176,14 +176,14 @@ def slider(num_moves: int) -> list[dict[str, Any]]:
     from memlab._panel.pictures import SIZES
     from memlab.prediction.interpolation import interpolated
 
-    found = predict_with_forecast(gpt(), StepConfig(), CARD)
-    if found.forecast is None:
+    found = predict_with_size_model(gpt(), StepConfig(), CARD)
+    if found.size_model is None:
         raise RuntimeError(found.result.message)
     alone, drawn = [], []
     for move in range(num_moves):
         config = StepConfig(batch_size=2 + 3 * move % 62)
         start = time.perf_counter()
-        found.forecast.timeline(config.micro_batch_sizes)
+        found.size_model.timeline(config.micro_batch_sizes)
         alone.append(time.perf_counter() - start)
         start = time.perf_counter()
         result = interpolated(found, config)

@@ -33,7 +33,7 @@ from benchmarks.public_runs import use_packages
 from memlab._util.units import MIB
 from memlab.cost_model.roofline import table
 from memlab.cost_model.traced_step import Failure, TracedStep
-from memlab.prediction.predict import _forecast, _taken
+from memlab.prediction.predict import _size_model, _taken
 
 # What a process held beside the allocator before kernels were loaded one by one (CUDA 11.7), on an
 # RTX 3090: 1001 MiB (pytorch issue 54564) and 1687 MiB (issue 55277) for one tensor; kernels of
@@ -60,15 +60,15 @@ def predicted(row: dict[str, str], number: int, folder: Path) -> dict[str, Any]:
         assert card is not None
         kernels = step.kernels()
         held = _taken(step.program, kernels, step.config, step.target)
-        forecast = _forecast(step.program, kernels, held)
+        size_model = _size_model(step.program, kernels, held)
         larger = next_larger(batch)
         room = card.memory_bytes - OLD_CONTEXT_BYTES
         return {
-            "seconds": forecast.step_seconds((batch,)),
+            "seconds": size_model.step_seconds((batch,)),
             "half_width": kernels.seconds_half_width,
-            "fits": forecast.fits((batch,), room),
-            "next_fits": forecast.fits((larger,), room)
-            if larger and forecast.covers((larger,))
+            "fits": size_model.fits((batch,), room),
+            "next_fits": size_model.fits((larger,), room)
+            if larger and size_model.covers((larger,))
             else None,
         }
 

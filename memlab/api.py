@@ -196,7 +196,7 @@ def predict(
     >>> result.fits, result.peak_by_category["parameters"]
     (True, 2560)
     """
-    return predict_with_forecast(
+    return predict_with_size_model(
         workload,
         config,
         device,
@@ -209,7 +209,7 @@ def predict(
 
 
 @checked(**LIMITS)
-def predict_with_forecast(
+def predict_with_size_model(
     workload: Workload,
     config: StepConfig,
     device: str | torch.device | None = None,
@@ -221,7 +221,7 @@ def predict_with_forecast(
     cancel: threading.Event | None = None,
     every_rank: bool = True,
 ) -> "Prediction":
-    """Return the result of `predict`, without `every_rank` of one rank, and a forecast."""
+    """Return the result of `predict`, without `every_rank` of one rank, and a size model."""
     target = target_for(device, config)
     limit = size("memory_limit", memory_limit)
     how = _How(True, timeout_seconds, on_progress, cancel)
@@ -233,7 +233,7 @@ def predict_with_forecast(
         from memlab.prediction import predict as predicting  # late: fake tensors import slowly
 
         result = _ended(ended, Source.PREDICTED, target.name, workload, config, limit)
-        return predicting.Prediction(result=result, forecast=None)
+        return predicting.Prediction(result=result, size_model=None)
 
 
 @checked(timeout_seconds=seconds)

@@ -32,7 +32,7 @@ def worker(monkeypatch, answer):
 
     def stand_in(workload, config, device, *, on_progress, cancel):
         calls.append(config)
-        return Prediction(result=answer(config, cancel), forecast=None)
+        return Prediction(result=answer(config, cancel), size_model=None)
 
-    monkeypatch.setattr(questions, "predict_with_forecast", stand_in)
+    monkeypatch.setattr(questions, "predict_with_size_model", stand_in)
     return calls

@@ -366,7 +366,7 @@ class Outlook:
             ),
             limit_bytes=limit_bytes,
             why=NO_PREDICTION if failed else "",
-            forecast=self.estimate.forecast if self.estimate else None,
+            size_model=self.estimate.size_model if self.estimate else None,
             neighbours=tuple(neighbours(self.question.config, known)) if self.question else (),
             is_settled=self.estimate is None or self.estimate.exact,
         )

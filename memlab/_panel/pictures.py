@@ -420,7 +420,7 @@ class Scene:
 
     Attributes:
         predicted: the prediction, drawn filled below the line of a run; None without one.
-        forecast: that gave the prediction and names its operators; None if there is none.
+        size_model: that gave the prediction and names its operators; None if there is none.
         shown: the run of the same settings; without a prediction, the last run, drawn filled.
         comparison: the pinned run, drawn beside the other.
         runs: the runs of the same workload and device in the table, oldest first.
@@ -436,7 +436,7 @@ class Scene:
     runs: tuple[Run, ...]
     limit_bytes: int | None
     why: str = ""
-    forecast: "BatchSizeModel | None" = None
+    size_model: "BatchSizeModel | None" = None
     neighbours: tuple[StepResult, ...] = ()
     is_settled: bool = True
 
@@ -445,10 +445,10 @@ class Scene:
         result = self.filled
         if result is None or result.timeline is None or not len(result.timeline):
             return []
-        if self.forecast is None or self.predicted is None:
+        if self.size_model is None or self.predicted is None:
             return readings(result.timeline, only=only)
-        ran = self.forecast.ran(result.config.micro_batch_sizes)
-        blocks = self.forecast.program.recording.repeated
+        ran = self.size_model.ran(result.config.micro_batch_sizes)
+        blocks = self.size_model.program.recording.repeated
         return readings(result.timeline, ran, blocks, only=only)
 
     @property

@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING
 
-from memlab.api import predict_with_forecast
+from memlab.api import predict_with_size_model
 from memlab.config import StepConfig
 from memlab.errors import MemlabError
 from memlab.prediction.interpolation import (
@@ -103,14 +103,14 @@ class Estimate:
         question: the question.
         result: the predicted result, with any outcome.
         exact: whether the worker could predict nothing more exact.
-        forecast: the forecast that gave the result; None if there is none.
+        size_model: the size model that gave the result; None if there is none.
         how: how the result was found.
     """
 
     question: Question
     result: StepResult
     exact: bool
-    forecast: "BatchSizeModel | None" = None
+    size_model: "BatchSizeModel | None" = None
     how: How = How.PREDICTED
 
     @property
@@ -120,15 +120,15 @@ class Estimate:
 
     def against_limit(self, limit_bytes: int | None) -> "Estimate":
         """Return the estimate with a limit; it fits if `predict` says so under that limit."""
-        if self.forecast is None:
+        if self.size_model is None:
             result = self.result.against_limit(limit_bytes)
         else:
-            result = self.forecast.against_limit(self.result, limit_bytes)
+            result = self.size_model.against_limit(self.result, limit_bytes)
         return self if result is self.result else dataclasses.replace(self, result=result)
 
     def may_need_replay(self, limit_bytes: int | None) -> bool:
         """Whether a limit is new, so that the caching allocator may have to be replayed at it."""
-        has_cache = self.forecast is not None and self.forecast.settings is not None
+        has_cache = self.size_model is not None and self.size_model.settings is not None
         return has_cache and self.result.memory_limit_bytes != limit_bytes
 
 
@@ -284,7 +284,7 @@ class Estimator:
         if found is not None:
             is_sure = not self._answers.is_open(question)
             return Estimate(
-                question=question, result=found.result, exact=is_sure, forecast=found.forecast
+                question=question, result=found.result, exact=is_sure, size_model=found.size_model
             )
         return self._of_same_budget(question) or self._of_other_budget(question)
 
@@ -297,7 +297,7 @@ class Estimator:
                 question=question,
                 result=interpolated(base, config),
                 exact=exact,
-                forecast=base.forecast,
+                size_model=base.size_model,
                 how=How.PREDICTED if exact else How.INTERPOLATED,
             )
         if (near := self._regroupable(question)) is not None:
@@ -336,7 +336,7 @@ class Estimator:
         found = [
             known
             for known, prediction in self._answers.kept.items()
-            if prediction.forecast is not None
+            if prediction.size_model is not None
             and known.relatives == question.relatives
             and known.family != question.family
             and self._can_be_moved(known, config)
@@ -346,10 +346,10 @@ class Estimator:
 
     def _can_be_moved(self, known: Question, config: StepConfig) -> bool:
         """Return whether an answer says something of the micro-batches of a config."""
-        forecast = self._answers.kept[known].forecast
+        size_model = self._answers.kept[known].size_model
         there = dataclasses.replace(config, memory_budget=known.config.memory_budget)
-        return forecast is not None and (
-            forecast.covers(config.micro_batch_sizes) or can_regroup(forecast, there)
+        return size_model is not None and (
+            size_model.covers(config.micro_batch_sizes) or can_regroup(size_model, there)
         )
 
     def _remoteness(self, question: Question, known: Question) -> tuple[bool, float, float]:
@@ -359,18 +359,20 @@ class Estimator:
         return self._answers.is_doubted(known), _distance(one, other), budgets
 
     def _covering(self, question: Question) -> Question | None:
-        """Return the closest question of the same family whose forecast covers this one."""
+        """Return the closest question of the same family whose size model covers this one."""
         sizes = question.config.micro_batch_sizes
-        return self._nearest(question, lambda forecast: forecast.covers(sizes))
+        return self._nearest(question, lambda size_model: size_model.covers(sizes))
 
     def _regroupable(self, question: Question) -> Question | None:
         """Return the closest one whose micro-batches tell of those of the question."""
         config = question.config
-        return self._nearest(question, lambda forecast: can_regroup(forecast, config))
+        return self._nearest(question, lambda size_model: can_regroup(size_model, config))
 
     def _covers_exactly(self, near: Question, question: Question) -> bool:
-        forecast = self._answers.kept[near].forecast
-        is_recorded = forecast is not None and forecast.is_exact(question.config.micro_batch_sizes)
+        size_model = self._answers.kept[near].size_model
+        is_recorded = size_model is not None and size_model.is_exact(
+            question.config.micro_batch_sizes
+        )
         return is_recorded and not self._answers.is_doubted(near)
 
     def _nearest(
@@ -380,9 +382,9 @@ class Estimator:
         found = [
             (self._answers.is_doubted(known), _distance(known.config, config), -age, known)
             for age, (known, prediction) in enumerate(self._answers.kept.items())
-            if prediction.forecast is not None
+            if prediction.size_model is not None
             and known.family == family
-            and covers(prediction.forecast)
+            and covers(prediction.size_model)
         ]
         return min(found, key=lambda one: one[:3])[3] if found else None
 
@@ -649,7 +651,7 @@ class Forecasts:
         from memlab.prediction.predict import Prediction
 
         try:
-            return predict_with_forecast(
+            return predict_with_size_model(
                 self._workloads[question.workload_name],
                 question.config,
                 question.device,
@@ -666,7 +668,7 @@ class Forecasts:
                 config=question.config,
                 workload_name=question.workload_name,
             )
-            return Prediction(result=result, forecast=None)
+            return Prediction(result=result, size_model=None)
 
     def _progress(self, progress: Progress) -> None:
         if progress.fraction > 0 and not self._has_begun:  # before that, the worker was starting

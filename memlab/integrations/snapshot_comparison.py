@@ -21,7 +21,7 @@ import torch
 from memlab._util.checks import checked, seconds
 from memlab._util.tables import columns_table, facts_table
 from memlab._util.units import format_bytes, shown
-from memlab.api import predict_with_forecast
+from memlab.api import predict_with_size_model
 from memlab.config import StepConfig
 from memlab.devices.cards import resolve
 from memlab.errors import DeviceError, MemlabError
@@ -316,16 +316,16 @@ def compare(
         )
     if not snapshot.recent.num_events:
         raise MemlabError(f"the snapshot holds no events to compare; {REMEDY}")
-    found = predict_with_forecast(
+    found = predict_with_size_model(
         workload, config, device, seed=seed, timeout_seconds=timeout_seconds
     )
-    if found.forecast is None:
+    if found.size_model is None:
         raise MemlabError(
             "the step cannot be predicted, so there is nothing to compare the snapshot with: "
             f"{found.result.message}"
         )
     # what kernels take only where there is room is a guess: as "not predicted" it is seen better
-    trace = found.forecast.program.trace(found.forecast.least, config.micro_batch_sizes)
+    trace = found.size_model.program.trace(found.size_model.least, config.micro_batch_sizes)
     return compare_with_trace(snapshot, trace, config, found.result.device, workload.name)
 
 

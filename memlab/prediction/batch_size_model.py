@@ -109,7 +109,7 @@ class BatchSizeModel:
         )
 
     def against_limit(self, result: StepResult, limit_bytes: int | None) -> StepResult:
-        """Return a result that this forecast gave with a limit, and whether the step fits it."""
+        """Return a result that this size model gave with a limit, and whether the step fits it."""
         sizes = result.config.micro_batch_sizes
         return result.against_limit(limit_bytes, partial(self.runs_within, sizes))
 
@@ -260,7 +260,7 @@ def _starts(trace: Trace) -> list[int]:
     return [int(np.flatnonzero(steps == number)[0]) for number in (0, STEP)]
 
 
-def forecast_of(
+def size_model_of(
     program: Program,
     own: npt.NDArray[np.int64],
     seconds: npt.NDArray[np.float64] | None,
@@ -268,7 +268,7 @@ def forecast_of(
     settings: AllocatorSettings | None,
     least: npt.NDArray[np.int64] | None = None,
 ) -> BatchSizeModel:
-    """Return the forecast of a program whose blocks have these bytes.
+    """Return the size model of a program whose blocks have these bytes.
 
     Args:
         program: of the run.

@@ -32,14 +32,14 @@ class Attempt:
 
     Attributes:
         kernels: what is known of the operators.
-        forecast: the arithmetic.
+        size_model: the arithmetic.
         facts: fields of the result.
         noise: what of the uncertainty of the time is for operators of a busy machine.
         is_whole: whether enough operators have a known time for the step to have one.
     """
 
     kernels: Kernels
-    forecast: BatchSizeModel
+    size_model: BatchSizeModel
     facts: dict[str, Any]
     noise: float
     is_whole: bool

@@ -35,23 +35,25 @@ INTERPOLATED = 0.03
 
 
 def interpolated(base: Prediction, config: StepConfig) -> StepResult:
-    """Return what the forecast of another prediction says of this config, which it must cover.
+    """Return what the size model of another prediction says of this config, which it must cover.
 
     The result has no limit: `BatchSizeModel.against_limit` judges whether it fits one.
     """
-    forecast, sizes = base.forecast, config.micro_batch_sizes
-    assert forecast is not None
-    exact = forecast.is_exact(sizes)
-    trace, reserved = forecast.trace(sizes)
+    size_model, sizes = base.size_model, config.micro_batch_sizes
+    assert size_model is not None
+    exact = size_model.is_exact(sizes)
+    trace, reserved = size_model.trace(sizes)
     memory = step_memory(trace, 1)
-    seconds = forecast.step_seconds(sizes) or None  # 0: timing noise, drawn out beyond the recorded
+    seconds = (
+        size_model.step_seconds(sizes) or None
+    )  # 0: timing noise, drawn out beyond the recorded
     spread = dict(base.result.uncertainty or {})
     if not exact:
         spread = {name: width + INTERPOLATED for name, width in spread.items()}
 
     # how much offloading holds in host memory is known of the batch that was recorded
     of_batch = offload.notes(
-        base.result.config, forecast.program.recording.host_memory, base.result.timeline
+        base.result.config, size_model.program.recording.host_memory, base.result.timeline
     )
     is_same = sizes == base.result.config.micro_batch_sizes
 
@@ -172,17 +174,17 @@ INPUTS, GRADIENTS, TEMPORARIES = (
 )
 
 
-def can_regroup(forecast: BatchSizeModel, config: StepConfig) -> bool:
+def can_regroup(size_model: BatchSizeModel, config: StepConfig) -> bool:
     """Return whether a recorded step has micro-batches like those of this config.
 
     No two micro-batches of a rank of several are alike: what they gather, others use again.
     """
     if config.sharding is not Sharding.NONE:
         return False
-    sizes = (config.micro_batch_size,) * forecast.program.num_recorded
-    if not forecast.covers(sizes):
+    sizes = (config.micro_batch_size,) * size_model.program.num_recorded
+    if not size_model.covers(sizes):
         return False
-    return not every.is_refused(config, "cpu" if forecast.settings is None else "cuda")
+    return not every.is_refused(config, "cpu" if size_model.settings is None else "cuda")
 
 
 def estimate_accumulation(
@@ -197,9 +199,9 @@ def estimate_accumulation(
         config: what is wanted.
         most_drawn: as for `with_micro_batches`.
     """
-    forecast = base.forecast
-    assert forecast is not None
-    count, recorded = config.accumulation_steps, forecast.program.num_recorded
+    size_model = base.size_model
+    assert size_model is not None
+    count, recorded = config.accumulation_steps, size_model.program.num_recorded
     same = dataclasses.replace(
         config,
         batch_size=config.micro_batch_size * recorded,
@@ -212,7 +214,7 @@ def estimate_accumulation(
     more = peak - (told.peak_allocated_bytes or 0)
     reserved = told.peak_reserved_bytes
 
-    each = forecast.micro_batch_seconds(config.micro_batch_size)
+    each = size_model.micro_batch_seconds(config.micro_batch_size)
     seconds = None
     if told.step_seconds is not None and each is not None:
         seconds = told.step_seconds + (count - recorded) * each

@@ -23,7 +23,7 @@ from memlab.devices.cards import Card, Target
 from memlab.devices.here import describe, versions_here
 from memlab.memory.lifetimes import build_peak_bytes, growth_notes, step_memory
 from memlab.memory.replay import AllocatorSettings
-from memlab.prediction.batch_size_model import BatchSizeModel, Replayed, forecast_of, replayed
+from memlab.prediction.batch_size_model import BatchSizeModel, Replayed, replayed, size_model_of
 from memlab.prediction.check_against_runs import Attempt, Measured, check_against_runs
 from memlab.prediction.memory_widths import Compiled, compiled_part, weights, width_of
 from memlab.result import Outcome, Source, StepResult, format_percent
@@ -239,11 +239,11 @@ CUDA_13_FROM = (7, 5)  # the compute capability where builds other than for CUDA
 class Prediction:
     """What a prediction found: its result, and the arithmetic that gives other batch sizes.
 
-    `forecast` is None where there is none: the outcome is not ok.
+    `size_model` is None where there is none: the outcome is not ok.
     """
 
     result: StepResult
-    forecast: BatchSizeModel | None
+    size_model: BatchSizeModel | None
 
 
 def predict_in_process(
@@ -299,12 +299,12 @@ def predict_in_process(
             message=made.message,
             parameter_formats=made.parameter_formats,
         )
-        return Prediction(result=result, forecast=None)
+        return Prediction(result=result, size_model=None)
     of_ranks = []
-    for facts, forecast in made:
+    for facts, size_model in made:
         result = StepResult(**asked, **facts, outcome=Outcome.OK)
-        judged = forecast.against_limit(result, memory_limit)
-        of_ranks.append(Prediction(result=judged, forecast=forecast))
+        judged = size_model.against_limit(result, memory_limit)
+        of_ranks.append(Prediction(result=judged, size_model=size_model))
     if config.sharding is Sharding.NONE:
         return of_ranks[0]
     worst = max(of_ranks, key=lambda each: peak_of(each.result))
@@ -322,26 +322,26 @@ def _predicted_ranks(
 def _predicted(
     step: TracedStep, plan: Plan | None, measured: Measured
 ) -> tuple[dict[str, Any], BatchSizeModel]:
-    """Return what a recorded step costs, as facts of a result, and its forecast."""
+    """Return what a recorded step costs, as facts of a result, and its size model."""
     config, target, recording = step.config, step.target, step.program.recording
 
     def attempt(remeasure_before: float | None) -> Attempt:
         kernels = step.kernels(remeasure_before=remeasure_before)
         held = _taken(step.program, kernels, config, target)
-        forecast = replace(
-            _forecast(step.program, kernels, held), products_seconds=kernels.products_seconds
+        size_model = replace(
+            _size_model(step.program, kernels, held), products_seconds=kernels.products_seconds
         )
-        compiled = compiled_part(step.program, config, forecast.own, kernels.seconds)
+        compiled = compiled_part(step.program, config, size_model.own, kernels.seconds)
         return Attempt(
             kernels=kernels,
-            forecast=forecast,
-            facts=_facts(forecast, config, kernels, held, compiled),
+            size_model=size_model,
+            facts=_facts(size_model, config, kernels, held, compiled),
             noise=NOISY_TIME * kernels.noisy_share,
             is_whole=max(kernels.unknown_share, compiled.share) <= MOST_UNKNOWN,
         )
 
     made = check_against_runs(measured, attempt)
-    facts, forecast, overlap = made.facts, made.forecast, made.kernels.overlap
+    facts, size_model, overlap = made.facts, made.size_model, made.kernels.overlap
     is_connected = overlap is not None or config.world_size == 1
     facts = facts | {
         "communication": step.program.communication(config.micro_batch_sizes),
@@ -350,19 +350,19 @@ def _predicted(
     }
     if config.offloads_shards:
         facts = facts | _with_bound(facts, ON_HOST)
-        forecast = replace(forecast, seconds=None)
+        size_model = replace(size_model, seconds=None)
     elif config.sharding is not Sharding.NONE and not is_connected:
         facts = facts | _without_communication(facts, target)
-        forecast = replace(forecast, seconds=None)
+        size_model = replace(size_model, seconds=None)
     elif recording.compiled and not made.is_whole:
         facts = facts | _with_bound(facts, OF_COMPILED)
-        forecast = replace(forecast, seconds=None)
+        size_model = replace(size_model, seconds=None)
     elif not made.is_whole:
         facts = facts | _without_time(facts, made.kernels.unknown_share)
-        forecast = replace(forecast, seconds=None)
+        size_model = replace(size_model, seconds=None)
     elif kernels_without_time := without_time(recording.launches):
         facts = facts | _with_bound(facts, bound(kernels_without_time, facts["step_seconds"]))
-        forecast = replace(forecast, seconds=None)
+        size_model = replace(size_model, seconds=None)
 
     of_step = (
         *notes(config, step.device, plan),
@@ -376,7 +376,7 @@ def _predicted(
         "notes": (*of_step, *facts["notes"]),
         "message": _summary(facts, None if overlap is None else overlap.slow_seconds),
     }
-    return facts, forecast
+    return facts, size_model
 
 
 def _saving(step: TracedStep, timeline: Timeline) -> dict[str, int | None]:
@@ -453,18 +453,20 @@ def trace_of_step(step: TracedStep, kernels: Kernels) -> Trace:
     return step.program.trace(own, sizes)
 
 
-def _forecast(program: Program, kernels: Kernels, held: ReservedEstimate | None) -> BatchSizeModel:
+def _size_model(
+    program: Program, kernels: Kernels, held: ReservedEstimate | None
+) -> BatchSizeModel:
     seconds = seconds_of_intervals(program.recording, kernels)
     lean = program.without_objects()
     if held is None:
         own = sizes_of(program.recording, program.layout, kernels.effects)
-        return forecast_of(lean, own, seconds, settings=None)
+        return size_model_of(lean, own, seconds, settings=None)
     settings = held.own_run.settings
-    return forecast_of(lean, held.own, seconds, settings=settings, least=held.least)
+    return size_model_of(lean, held.own, seconds, settings=settings, least=held.least)
 
 
 def _facts(
-    forecast: BatchSizeModel,
+    size_model: BatchSizeModel,
     config: StepConfig,
     kernels: Kernels,
     held: ReservedEstimate | None,
@@ -472,16 +474,16 @@ def _facts(
 ) -> dict[str, Any]:
     sizes = config.micro_batch_sizes
     if held is None:
-        trace, reserved, needed = forecast.program.trace(forecast.own, sizes), None, None
+        trace, reserved, needed = size_model.program.trace(size_model.own, sizes), None, None
     else:  # the search may find more by as much as it is coarse
         trace, reserved = held.own_run.given, held.own_run.reserved_bytes
         needed = min(held.least_run.needed_bytes(), reserved)
 
     memory = step_memory(trace, 1)
     allocated = memory.peak_bytes
-    seconds = forecast.step_seconds(sizes)
-    recording, is_same = forecast.program.recording, config.sharding is Sharding.NONE
-    is_same &= forecast.program.other_size == forecast.program.size  # both steps have one batch
+    seconds = size_model.step_seconds(sizes)
+    recording, is_same = size_model.program.recording, config.sharding is Sharding.NONE
+    is_same &= size_model.program.other_size == size_model.program.size  # both steps have one batch
     return {
         "timeline": memory.timeline,
         "peak_allocated_bytes": allocated,

@@ -293,7 +293,7 @@ def add_seconds(divided: StepRows, program: Program, kernels: Kernels, num_parts
 
 
 def step_seconds(program: Program, kernels: Kernels, num_parts: int) -> float | None:
-    """Return the time of a step with this many micro-batches, as a forecast sums it."""
+    """Return the time of a step with this many micro-batches, as a size model sums it."""
     seconds = seconds_of_intervals(program.recording, kernels)
     if seconds is None:
         return None

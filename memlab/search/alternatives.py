@@ -383,14 +383,14 @@ def alternatives_of(
 
 
 def _divided(predicted: Prediction, config: StepConfig) -> StepResult | None:
-    """Return what other accumulation steps cost; None if the forecast cannot tell."""
-    forecast = predicted.forecast
-    assert forecast is not None  # the outcome is ok
+    """Return what other accumulation steps cost; None if the size model cannot tell."""
+    size_model = predicted.size_model
+    assert size_model is not None  # the outcome is ok
     if config == predicted.result.config:
         return predicted.result
-    if forecast.covers(config.micro_batch_sizes):
+    if size_model.covers(config.micro_batch_sizes):
         return interpolated(predicted, config)
-    if can_regroup(forecast, config):
+    if can_regroup(size_model, config):
         return estimate_accumulation(predicted, config, most_drawn=MOST_DRAWN)
     return None
 
@@ -402,8 +402,8 @@ def _of_single_samples(predicted: Prediction, config: StepConfig) -> StepResult 
     this only tells what is worth an exact prediction. A sample takes no less time alone than its
     share of a pair, which a step with twice the batch tells.
     """
-    forecast, pairs = predicted.forecast, replace(config, batch_size=2 * config.batch_size)
-    if forecast is None or not can_regroup(forecast, pairs):
+    size_model, pairs = predicted.size_model, replace(config, batch_size=2 * config.batch_size)
+    if size_model is None or not can_regroup(size_model, pairs):
         return None
     found = estimate_accumulation(predicted, config, most_drawn=MOST_DRAWN)
     of_pairs = estimate_accumulation(predicted, pairs, most_drawn=MOST_DRAWN).step_seconds

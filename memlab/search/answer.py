@@ -605,7 +605,7 @@ def _fitting(
         except (ConfigError, DeviceError):  # a batch that does not divide, or no such machine
             continue
         result = search.judged(found)
-        if found.forecast is not None and result.fit is FitStatus.FITS:
+        if found.size_model is not None and result.fit is FitStatus.FITS:
             yield result
 
 

@@ -9,7 +9,7 @@ import torch
 
 from memlab._util.checks import checked, count, seconds, size
 from memlab._util.units import format_bytes
-from memlab.api import accumulation_effect, predict_with_forecast
+from memlab.api import accumulation_effect, predict_with_size_model
 from memlab.config import Sharding, StepConfig
 from memlab.errors import ConfigError
 from memlab.result import CountedPeak, FitStatus, Outcome, StepResult, counted, outcome_checked
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 BATCH_LIMIT = 2**20
 FIRST_BATCH = 8
 MOST_GROWTH = 16  # from one batch of ranks that fits to the next that is tried
-GUESSES = 6  # tries that a forecast chooses; after them peaks of exact predictions do
+GUESSES = 6  # tries that a size model chooses; after them peaks of exact predictions do
 
 
 class LargestBatch(int):
@@ -150,7 +150,7 @@ class LargestSearch:
         limit_bytes: that the step may hold.
         device: as for `predict`.
         batch_limit: the largest batch that is tried.
-        options: further options of `predict_with_forecast`.
+        options: further options of `predict_with_size_model`.
     """
 
     workload: Workload
@@ -195,17 +195,17 @@ class LargestSearch:
                 low, best = samples, result
             else:
                 high = samples
-            if is_sharded:  # the forecast of a rank tells of no other batch
+            if is_sharded:  # the size model of a rank tells of no other batch
                 guess = _of_ranks(peaks, low, high, self.limit_bytes)
                 continue
             guess = _on_a_line(peaks, low, high, self.limit_bytes)
-            if is_forecast_right and len(peaks) <= GUESSES and found.forecast is not None:
+            if is_forecast_right and len(peaks) <= GUESSES and found.size_model is not None:
                 limit_bytes = int(self.limit_bytes * peak.nbytes / peak.upper_bytes)
-                guess = _guess(found.forecast, low, high, limit_bytes, config.accumulation_steps)
+                guess = _guess(found.size_model, low, high, limit_bytes, config.accumulation_steps)
         return best or self._refused(config, smallest)
 
     def _predicted(self, config: StepConfig) -> "Prediction":
-        return predict_with_forecast(
+        return predict_with_size_model(
             self.workload, config, self.device, memory_limit=self.limit_bytes, **self.options
         )
 
@@ -223,11 +223,11 @@ def _settings(config: StepConfig) -> list[str]:
     return str(config).split(", ")[1:]
 
 
-def _guess(forecast: "BatchSizeModel", low: int, high: int, limit_bytes: int, steps: int) -> int:
-    """Return the largest batch from `low` to `high` that fits according to the forecast.
+def _guess(size_model: "BatchSizeModel", low: int, high: int, limit_bytes: int, steps: int) -> int:
+    """Return the largest batch from `low` to `high` that fits according to the size model.
 
     Args:
-        forecast: of a step with this many micro-batches.
+        size_model: of a step with this many micro-batches.
         low: a batch that fits.
         high: a batch that does not.
         limit_bytes: that the step may hold.
@@ -237,9 +237,9 @@ def _guess(forecast: "BatchSizeModel", low: int, high: int, limit_bytes: int, st
     while fits_not - fits > 1:
         samples = (fits + fits_not) // 2
         sizes = [samples] * steps
-        if not forecast.covers(sizes):
+        if not size_model.covers(sizes):
             return steps * min(samples, 2 * max(fits, 1))
-        if forecast.fits(sizes, limit_bytes):
+        if size_model.fits(sizes, limit_bytes):
             fits = samples
         else:
             fits_not = samples
@@ -355,7 +355,7 @@ def predict_batches(
     configs = [replace(config, batch_size=batch_size) for batch_size in batch_sizes]
 
     def predicted(asked: StepConfig) -> "Prediction":
-        return predict_with_forecast(
+        return predict_with_size_model(
             workload,
             asked,
             device,
@@ -377,15 +377,15 @@ def predict_batches(
             made[asked] = predicted(asked)
             results.append(made[asked].result)
         else:
-            assert base.forecast is not None  # it covers this config
+            assert base.size_model is not None  # it covers this config
             result = interpolated(base, asked)
-            results.append(base.forecast.against_limit(result, base.result.memory_limit_bytes))
+            results.append(base.size_model.against_limit(result, base.result.memory_limit_bytes))
     return results
 
 
 def _covering(made: Sequence["Prediction"], asked: StepConfig) -> "Prediction | None":
-    """Return the first prediction whose forecast can tell of this config; None if none can."""
+    """Return the first prediction whose size model can tell of this config; None if none can."""
     for base in made:
-        if base.forecast is not None and base.forecast.covers(asked.micro_batch_sizes):
+        if base.size_model is not None and base.size_model.covers(asked.micro_batch_sizes):
             return base
     return None

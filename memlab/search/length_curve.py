@@ -70,7 +70,7 @@ class LengthCurve:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What was assumed of values that a step reads, each sentence once."""
-        steps = [forecast_of(found).program.recording for found in self.recorded.values()]
+        steps = [size_model_of(found).program.recording for found in self.recorded.values()]
         return tuple(dict.fromkeys(said for step in steps for said in step.assumptions))
 
     def at(self, length: int, limit_bytes: int | None = None) -> StepResult:
@@ -84,14 +84,14 @@ class LengthCurve:
             limit_bytes: that the step may hold; None is what the device has.
         """
         length = max(length, min(self.recorded))
-        forecast = self._forecast(length)
+        size_model = self._size_model(length)
         known = self.recorded.get(length)
-        result = self._between(length, forecast) if known is None else known.result
-        return forecast.against_limit(result, limit_bytes)
+        result = self._between(length, size_model) if known is None else known.result
+        return size_model.against_limit(result, limit_bytes)
 
     def peak_bytes(self, length: int) -> int:
         """Return the peak that counts against a limit, which takes a part of the time of `at`."""
-        trace, reserved = self._forecast(length).trace(self._sizes)
+        trace, reserved = self._size_model(length).trace(self._sizes)
         return step_memory(trace, STEP).peak_bytes if reserved is None else reserved
 
     def trace(self, length: int) -> Trace:
@@ -99,12 +99,12 @@ class LengthCurve:
 
         Sizes are those that are asked for, before an allocator rounds them.
         """
-        forecast = self._forecast(length)
-        return forecast.program.trace(forecast.own, self._sizes)
+        size_model = self._size_model(length)
+        return size_model.program.trace(size_model.own, self._sizes)
 
     def fits(self, length: int, limit_bytes: int) -> bool:
         """Return whether a step fits a limit whose longest sample has this length."""
-        return self._forecast(length).fits(self._sizes, limit_bytes)
+        return self._size_model(length).fits(self._sizes, limit_bytes)
 
     def error_of(self, prediction: Prediction, length: int) -> float:
         """Return how far off the curve is of a prediction at another length, relative to it.
@@ -122,12 +122,12 @@ class LengthCurve:
     def _sizes(self) -> tuple[int, ...]:
         return self.recorded[self.longest].result.config.micro_batch_sizes
 
-    def _between(self, length: int, forecast: BatchSizeModel) -> StepResult:
+    def _between(self, length: int, size_model: BatchSizeModel) -> StepResult:
         """Return the result at a length that was not recorded."""
         near = min(self.recorded, key=lambda other: abs(other - length))
         base = self.recorded[near]
-        timeless = dataclasses.replace(forecast, seconds=None)
-        found = interpolated(dataclasses.replace(base, forecast=timeless), base.result.config)
+        timeless = dataclasses.replace(size_model, seconds=None)
+        found = interpolated(dataclasses.replace(base, size_model=timeless), base.result.config)
         widths = {name: width + self.error for name, width in (found.uncertainty or {}).items()}
         assert found.peak_allocated_bytes is not None
         return dataclasses.replace(
@@ -138,24 +138,24 @@ class LengthCurve:
             uncertainty={name: width for name, width in widths.items() if "second" not in name},
         )
 
-    def _forecast(self, length: int) -> BatchSizeModel:
+    def _size_model(self, length: int) -> BatchSizeModel:
         """Return the arithmetic of a step whose longest sample has this length."""
         length = max(length, min(self.recorded))
         known = self.recorded.get(length)
         nodes = _nodes(sorted(self.recorded), length) if known is None else [length]
-        forecasts = [forecast_of(self.recorded[node]) for node in nodes]
+        forecasts = [size_model_of(self.recorded[node]) for node in nodes]
         weights = _weights(nodes, length)
         return dataclasses.replace(
             forecasts[0],
-            own=_mixed([forecast.own for forecast in forecasts], weights),
-            least=_mixed([forecast.least for forecast in forecasts], weights),
+            own=_mixed([size_model.own for size_model in forecasts], weights),
+            least=_mixed([size_model.least for size_model in forecasts], weights),
         )
 
 
-def forecast_of(prediction: Prediction) -> BatchSizeModel:
-    """Return the forecast of a prediction that was made."""
-    assert prediction.forecast is not None
-    return prediction.forecast
+def size_model_of(prediction: Prediction) -> BatchSizeModel:
+    """Return the size model of a prediction that was made."""
+    assert prediction.size_model is not None
+    return prediction.size_model
 
 
 def runs_same(one: Program, other: Program) -> bool:
@@ -293,7 +293,7 @@ def _check_operators(recorded: Mapping[int, Prediction]) -> None:
     length, longest = _unlike(recorded), max(recorded)
     if length is None:
         return
-    ran = [forecast_of(recorded[one]).program.ran.names for one in (length, longest)]
+    ran = [size_model_of(recorded[one]).program.ran.names for one in (length, longest)]
     name = recorded[length].result.workload_name
     if ran[0] == ran[1]:
         does = f"{name} does not allocate and free in the order of one with batches of {longest}"
@@ -310,9 +310,13 @@ def _check_operators(recorded: Mapping[int, Prediction]) -> None:
 
 def _unlike(recorded: Mapping[int, Prediction]) -> int | None:
     """Return a length whose step runs other operators than that of the longest; None if none."""
-    program = forecast_of(recorded[max(recorded)]).program
+    program = size_model_of(recorded[max(recorded)]).program
     return next(
-        (n for n, found in recorded.items() if not runs_same(program, forecast_of(found).program)),
+        (
+            n
+            for n, found in recorded.items()
+            if not runs_same(program, size_model_of(found).program)
+        ),
         None,
     )
 

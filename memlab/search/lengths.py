@@ -14,7 +14,7 @@ from memlab._util.checks import checked, count, seconds, size
 from memlab._util.lengths import optional_lengths, sample_lengths
 from memlab._util.tables import columns_table, facts_table
 from memlab._util.units import format_bytes, format_percent, parse_bytes
-from memlab.api import predict_with_forecast
+from memlab.api import predict_with_size_model
 from memlab.config import Sharding, StepConfig
 from memlab.errors import ConfigError, UnsupportedError, WorkloadError
 from memlab.result import StepResult, counted, outcome_checked
@@ -370,7 +370,7 @@ def predict_lengths(
 
     def predicted(length: int) -> "Prediction":
         own = replace(_at(workload, length, sized), build_model=longest.build_model)
-        found = predict_with_forecast(
+        found = predict_with_size_model(
             own, config, device, seed=seed, timeout_seconds=timeout_seconds,
             on_progress=on_progress, cancel=cancel,
         )  # fmt: skip

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from memlab._util.units import format_bytes
-from memlab.api import predict_with_forecast
+from memlab.api import predict_with_size_model
 from memlab.config import Sharding, StepConfig
 from memlab.devices.cards import Target
 from memlab.prediction.budget_frontier import BudgetFrontier
@@ -63,7 +63,7 @@ from memlab.workload import Workload
 # What searches of this session have predicted: another limit needs no new recording of a
 # step.
 #
-# A prediction does not depend on the limit: its forecast judges any. It is used again only
+# A prediction does not depend on the limit: its size model judges any. It is used again only
 # for the same workload, device, seed and circumstances (`runtime/same_step.py`) and while
 # no file of a person's own was edited that this session or a worker had imported or read
 # for them.
@@ -113,7 +113,7 @@ class Known:
             raise Ended(Outcome.CANCELLED, "stopped during the search")
         found = self.predictions.get(config)
         if found is None or (every_rank and config in self.of_one_rank):
-            found = predict_with_forecast(
+            found = predict_with_size_model(
                 workload, config, device, **options, every_rank=every_rank
             )
             self.stamps = {**predicting.stamps, **self.stamps}  # an edit meanwhile is one, too
@@ -382,7 +382,7 @@ class WorkloadSearch:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options of `predict_with_forecast`: the time that is left, and how to tell and stop."""
+        """Options of `predict_with_size_model`: the time that is left, and how to tell and stop."""
         left = max(self.race.rest_seconds, 0.1)
         return {
             "seed": self.seed,
@@ -454,7 +454,7 @@ class WorkloadSearch:
         if one.result.config not in self.known.of_one_rank:
             return one
         whole = self._predicted(one.result.config, every_rank=True)
-        if whole.result.outcome is not Outcome.OK or whole.forecast is None:
+        if whole.result.outcome is not Outcome.OK or whole.size_model is None:
             return one
         return replace(one, result=self.judged(whole))
 
@@ -465,8 +465,8 @@ class WorkloadSearch:
 
     def judged(self, predicted: Prediction) -> StepResult:
         """Return the result of a prediction, judged by the limit."""
-        forecast, result = predicted.forecast, predicted.result
-        return result if forecast is None else forecast.against_limit(result, self.limit_bytes)
+        size_model, result = predicted.size_model, predicted.result
+        return result if size_model is None else size_model.against_limit(result, self.limit_bytes)
 
     # Whether something that waits is worth a prediction.
 
@@ -574,9 +574,9 @@ class WorkloadSearch:
 
     def _wait_for_more(self, settings: Chosen, predicted: Prediction) -> None:
         """Let the steps with one setting more wait."""
-        result, forecast = predicted.result, predicted.forecast
+        result, size_model = predicted.result, predicted.size_model
         bound = (cost_of(result) or 0.0) / SAME_TIME
-        products = forecast.products_seconds if forecast else 0.0
+        products = size_model.products_seconds if size_model else 0.0
         is_full = self._has_too_large_states(result)
         fits = self.judged(predicted).fit is FitStatus.FITS
         for more in self.space.with_one_more(settings, savers=not fits):
@@ -642,7 +642,7 @@ class WorkloadSearch:
             own = (*added, smallest) if smallest[ACCUMULATION] > 1 else added
             self.race.begin(self.workload, own)
             found = self._predicted(with_settings(space.base, own))
-            if found.forecast is None or counted(found.result).nbytes > SAME_PEAK * least:
+            if found.size_model is None or counted(found.result).nbytes > SAME_PEAK * least:
                 continue
             chosen, least = added, counted(found.result).nbytes
             result = self.judged(found)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from memlab import StepConfig
 from memlab.memory.lifetimes import step_memory
-from memlab.prediction.batch_size_model import forecast_of
+from memlab.prediction.batch_size_model import size_model_of
 from memlab.tracing.assembly import sizes_of
 from memlab.tracing.trace_step import trace_step
 from memlab.tracing.tracker import Tracker
@@ -17,15 +17,15 @@ from tests.models import blocks
 CPU = torch.device("cpu")
 
 
-def forecast(config: StepConfig, workload=None):
+def size_model(config: StepConfig, workload=None):
     program = trace_step(workload or blocks(norm=True), config, CPU, 0, Tracker("cpu"))
     own = sizes_of(program.recording, program.layout, [None] * len(program.recording.operators))
     seconds = np.arange(len(program.recording.intervals), dtype=float)
-    return forecast_of(program, own, seconds, settings=None)
+    return size_model_of(program, own, seconds, settings=None)
 
 
 BASE = {
-    count: forecast(StepConfig(batch_size=6 * count, accumulation_steps=count))
+    count: size_model(StepConfig(batch_size=6 * count, accumulation_steps=count))
     for count in (1, 2, 3)
 }
 
@@ -37,7 +37,7 @@ def test_any_batch_is_as_if_recorded(batch, count):
     count = min(count, batch // 2)
     config = StepConfig(batch_size=batch, accumulation_steps=count)
     sizes = config.micro_batch_sizes
-    base, exact = BASE[min(count, 3)], forecast(config)
+    base, exact = BASE[min(count, 3)], size_model(config)
     assert base.covers(sizes)
     ours, theirs = base.timeline(sizes), exact.timeline(sizes)
     assert ours.total_bytes.max() == theirs.total_bytes.max()
@@ -65,7 +65,7 @@ def test_every_block_of_a_repeated_micro_batch_is_freed():
 
 def test_single_samples_beside_larger_ones_are_recorded_as_they_are():
     config = StepConfig(batch_size=3, accumulation_steps=2)
-    found = forecast(config, blocks())
+    found = size_model(config, blocks())
     assert found.program.num_recorded == 2
     assert found.covers(config.micro_batch_sizes)
     assert not found.covers([4, 4])
@@ -73,7 +73,7 @@ def test_single_samples_beside_larger_ones_are_recorded_as_they_are():
 
 def test_a_batch_of_one_needs_a_recording_of_one_alone():
     assert not BASE[1].covers([1])
-    one = forecast(StepConfig(batch_size=1), blocks())
+    one = size_model(StepConfig(batch_size=1), blocks())
     assert one.covers([1])
     assert not one.covers([2])
 
@@ -104,6 +104,6 @@ def test_a_model_that_does_other_things_over_other_batches_is_recorded_alone():
     import dataclasses
 
     workload = dataclasses.replace(blocks(), build_model=Differs)
-    found = forecast(StepConfig(batch_size=8), workload)
+    found = size_model(StepConfig(batch_size=8), workload)
     assert found.covers([8])
     assert not found.covers([9])

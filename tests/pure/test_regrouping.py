@@ -34,7 +34,7 @@ def test_any_number_is_estimated_from_any_other(device):
     for recorded in (1, 2, 3):
         for count, exact in found.items():
             base, asked = found[recorded], exact.result
-            assert can_regroup(base.forecast, asked.config)
+            assert can_regroup(base.size_model, asked.config)
             estimate = estimate_accumulation(base, asked.config)
             assert estimate.config == asked.config
             assert estimate.peak_allocated_bytes == pytest.approx(
@@ -53,9 +53,9 @@ def test_any_number_is_estimated_from_any_other(device):
 def test_what_a_technique_refuses_is_not_estimated():
     base = predicted(1)
     config = StepConfig(batch_size=12, accumulation_steps=2)
-    assert can_regroup(base.forecast, config)
-    assert not can_regroup(base.forecast, dataclasses.replace(config, optimizer_in_backward=True))
-    assert not can_regroup(base.forecast, StepConfig(batch_size=2, accumulation_steps=2))
+    assert can_regroup(base.size_model, config)
+    assert not can_regroup(base.size_model, dataclasses.replace(config, optimizer_in_backward=True))
+    assert not can_regroup(base.size_model, StepConfig(batch_size=2, accumulation_steps=2))
 
 
 def test_gradients_of_a_later_micro_batch_are_added_to_those_that_are_there():

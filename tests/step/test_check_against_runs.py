@@ -48,7 +48,7 @@ def predict(monkeypatch, tmp_path):
             }
             kernels = SimpleNamespace(noisy_share=noise)
             return Attempt(
-                kernels=kernels, forecast=None, facts=facts, noise=noise, is_whole=is_whole
+                kernels=kernels, size_model=None, facts=facts, noise=noise, is_whole=is_whole
             )
 
         if run is not None:

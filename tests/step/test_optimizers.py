@@ -226,15 +226,15 @@ def test_a_budget_is_planned_for_an_optimizer_in_backward():
 
 
 def test_sliders_know_other_batches_of_an_optimizer_in_backward():
-    def forecast(batch):
+    def size_model(batch):
         config = StepConfig(batch_size=batch, optimizer_in_backward=True)
         return predict_in_process(
             wide(), config, resolve("cpu"), seed=0, memory_limit=None, report=lambda _: None
         )
 
-    small, large = forecast(16), forecast(32)
-    assert small.forecast.program.differs == ""
-    estimated = small.forecast.timeline((32,)).total_bytes.max()
+    small, large = size_model(16), size_model(32)
+    assert small.size_model.program.differs == ""
+    estimated = small.size_model.timeline((32,)).total_bytes.max()
     assert estimated == pytest.approx(large.result.peak_allocated_bytes, rel=0.01)
 
 

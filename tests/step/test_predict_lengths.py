@@ -9,10 +9,10 @@ from torch import nn
 
 import memlab
 from memlab import SampleSize, StepConfig, Workload, plots
-from memlab.api import predict_with_forecast
+from memlab.api import predict_with_size_model
 from memlab.errors import ConfigError, UnsupportedError, WorkloadError
 from memlab.memory.replay import AllocatorSettings, replay
-from memlab.search.length_curve import forecast_of, runs_same
+from memlab.search.length_curve import runs_same, size_model_of
 from memlab.search.lengths import predict_lengths
 from tests.figure_parts import texts_of
 from tests.models import linear
@@ -313,7 +313,7 @@ def test_lengths_that_the_workload_cannot_have_are_replaced_by_others():
 
 
 def test_the_order_in_which_autocast_frees_its_weights_does_not_matter():
-    one = forecast_of(predict_with_forecast(attention(), CONFIG, "cpu")).program
+    one = size_model_of(predict_with_size_model(attention(), CONFIG, "cpu")).program
     layout = one.layout
     frees = np.flatnonzero(~layout.is_birth)
     beside = next(  # freed right after another, in the same phase

@@ -15,7 +15,7 @@ from torch import nn
 import memlab
 from memlab import MemlabError, StepConfig, Workload, largest_batch
 from memlab._util.units import MIB
-from memlab.api import predict_with_forecast
+from memlab.api import predict_with_size_model
 from memlab.result import Outcome, Source, StepResult
 from memlab.runtime import isolation
 from memlab.search import largest_batch as largest
@@ -133,11 +133,11 @@ def test_something_that_fits_is_found_before_all_else_is_tried(plain, monkeypatc
     recorded = []
 
     def predicted(workload, config, *args, **options):
-        found = predict_with_forecast(workload, config, *args, **options)
+        found = predict_with_size_model(workload, config, *args, **options)
         recorded.append(found.result)
         return found
 
-    monkeypatch.setattr(search, "predict_with_forecast", predicted)
+    monkeypatch.setattr(search, "predict_with_size_model", predicted)
     limit = int(plain.peak_reserved_bytes * 0.4)
     monkeypatch.setattr(search, "_known", search.OrderedDict())
     ranked = recommend(wide(), limit, BATCH, CARD)
@@ -316,7 +316,7 @@ def test_the_largest_batch_of_several_micro_batches():
 
 
 def test_a_data_set_may_have_no_more_samples(monkeypatch):
-    predict = largest.predict_with_forecast
+    predict = largest.predict_with_size_model
 
     def predicted(workload, config, *args, **options):
         if config.batch_size <= 100:
@@ -326,9 +326,9 @@ def test_a_data_set_may_have_no_more_samples(monkeypatch):
             outcome="failed",
             message="make_batch returned 100 samples",
         )
-        return SimpleNamespace(result=failed, forecast=None)
+        return SimpleNamespace(result=failed, size_model=None)
 
-    monkeypatch.setattr(largest, "predict_with_forecast", predicted)
+    monkeypatch.setattr(largest, "predict_with_size_model", predicted)
     assert largest_batch(linear(), device=CARD, batch_limit=4096) == 100
 
 
@@ -362,9 +362,9 @@ def test_a_largest_batch_of_ranks_needs_few_predictions(monkeypatch, wanted, ben
             workload_name="linear", uncertainty={"peak_reserved_bytes": 0.1},
             peak_reserved_bytes=peak_of(asked.batch_size // ranks),
         )  # fmt: skip
-        return SimpleNamespace(result=result.against_limit(memory_limit), forecast=None)
+        return SimpleNamespace(result=result.against_limit(memory_limit), size_model=None)
 
-    monkeypatch.setattr(largest, "predict_with_forecast", predicted)
+    monkeypatch.setattr(largest, "predict_with_size_model", predicted)
     limit = int(peak_of(wanted) * 1.1) + 1
     found = largest_batch(linear(), config, CARD, memory_limit=limit)
     assert peak_of(found // ranks + 1) > peak_of(wanted) >= peak_of(found // ranks)
@@ -417,13 +417,13 @@ def test_a_choice_of_settings_is_yielded_once():
 def predictions(monkeypatch):
     """Return the configs that are predicted while a test runs; nothing is known before."""
     asked = []
-    predict = search.predict_with_forecast
+    predict = search.predict_with_size_model
 
     def predicted(workload, config, *args, **options):
         asked.append(config)
         return predict(workload, config, *args, **options)
 
-    monkeypatch.setattr(search, "predict_with_forecast", predicted)
+    monkeypatch.setattr(search, "predict_with_size_model", predicted)
     search._known.clear()
     return asked
 
@@ -467,7 +467,7 @@ def test_single_samples_are_tried():
 def test_only_what_is_told_by_pairs_counts_as_told_for_single_samples():
     workload = linear()
     for config in (StepConfig(batch_size=1), StepConfig(batch_size=8)):
-        predicted = predict_with_forecast(workload, config, "cpu")
+        predicted = predict_with_size_model(workload, config, "cpu")
         space = space_of(config, ["accumulation_steps"], alike, exact=False)
         for one in alternatives_of(predicted, (), space, None, "cpu"):
             is_single = config.batch_size == 8 and one.result.config.accumulation_steps == 8
@@ -479,7 +479,7 @@ def test_only_what_is_told_by_pairs_counts_as_told_for_single_samples():
 @pytest.mark.parametrize("device", ["cpu", CARD])
 def test_an_estimate_of_single_samples_holds(name, device):
     workload = memlab.workloads.get(name)
-    predicted = predict_with_forecast(workload, StepConfig(batch_size=8), device)
+    predicted = predict_with_size_model(workload, StepConfig(batch_size=8), device)
     config = StepConfig(batch_size=8, accumulation_steps=8)
     space = space_of(StepConfig(batch_size=8), ["accumulation_steps"], alike, exact=False)
     estimates = {

@@ -50,13 +50,13 @@ def net(*, frozen: bool = False, width: int = 64, half: bool = False) -> Workloa
 @pytest.fixture
 def predictions(monkeypatch):
     """Return the workload and config of each prediction that a search makes."""
-    made, predict = [], search.predict_with_forecast
+    made, predict = [], search.predict_with_size_model
 
     def predicted(workload, config, *args, **options):
         made.append((workload.name, config))
         return predict(workload, config, *args, **options)
 
-    monkeypatch.setattr(search, "predict_with_forecast", predicted)
+    monkeypatch.setattr(search, "predict_with_size_model", predicted)
     search._known.clear()
     return made
 

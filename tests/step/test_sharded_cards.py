@@ -225,7 +225,7 @@ def peak_by_pytorch(count: int) -> int:
 
 def test_a_stream_keeps_its_freed_memory_to_itself():
     made = prediction(pairs(2), sharding="zero3")
-    trace, reserved = made.forecast.trace((SAMPLES,))
+    trace, reserved = made.size_model.trace((SAMPLES,))
     born = trace.nbytes >= MATRIX
     # on one stream parameters are gathered and on another gradients are summed up
     assert len(set(trace.stream[born])) == 3
@@ -239,7 +239,7 @@ def test_a_stream_keeps_its_freed_memory_to_itself():
 
 def test_one_process_uses_one_stream():
     made = prediction(pairs(2), world_size=1, sharding="none")
-    assert made.forecast.program.layout.stream is None
+    assert made.size_model.program.layout.stream is None
 
 
 @pytest.mark.parametrize("sharding", ["ddp", "zero1", "zero2", "zero3", "hybrid"])
@@ -269,7 +269,7 @@ def test_thousands_of_ranks_run_as_many_operators_as_few(sharding):
         )
         for ranks in (64, 4096)
     )  # fmt: skip
-    assert few.forecast.program.ran.names == many.forecast.program.ran.names
+    assert few.size_model.program.ran.names == many.size_model.program.ran.names
     assert any("NCCL takes memory" in note for note in many.result.notes)
 
 

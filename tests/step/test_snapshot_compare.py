@@ -46,9 +46,9 @@ def as_snapshot(tmp_path):
 
 
 def story_of(workload, config):
-    from memlab.api import predict_with_forecast
+    from memlab.api import predict_with_size_model
 
-    found = predict_with_forecast(workload, config, "rtx-3090").forecast
+    found = predict_with_size_model(workload, config, "rtx-3090").size_model
     assert found is not None
     return events_of(found.program.trace(found.own, config.micro_batch_sizes), last_step=1)
 

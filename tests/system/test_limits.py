@@ -216,7 +216,7 @@ def test_a_prediction_says_whether_it_fits_the_card():
 
 @pytest.fixture(scope="module")
 def base():
-    return api.predict_with_forecast(WORKLOAD, CONFIG, "h200")
+    return api.predict_with_size_model(WORKLOAD, CONFIG, "h200")
 
 
 def test_predictions_badges_and_pairs_say_the_same(base):
@@ -224,7 +224,7 @@ def test_predictions_badges_and_pairs_say_the_same(base):
         said = VERDICTS[limit]
         result = memlab.predict(WORKLOAD, CONFIG, "h200", memory_limit=limit)
         assert (result.fits, result.close_to_limit) == said, limit
-        assert base.forecast.fits([3000], result.memory_limit_bytes) == result.fits
+        assert base.size_model.fits([3000], result.memory_limit_bytes) == result.fits
         badge = state.fit_verdict(result, result.memory_limit_bytes)
         assert badge.kind == kind_of(result), limit
     assert 244 * MIB < base.result.peak_reserved_bytes == 266 * MIB
@@ -258,9 +258,9 @@ def test_a_limit_is_replayed_once(base, monkeypatch):
     here = questions.Question("blocks", CONFIG, "h200")
     found._answers.add(here, base)
     calls = []
-    replay = type(base.forecast).runs_within
+    replay = type(base.size_model).runs_within
     monkeypatch.setattr(
-        type(base.forecast), "runs_within", lambda *args: calls.append(args) or replay(*args)
+        type(base.size_model), "runs_within", lambda *args: calls.append(args) or replay(*args)
     )
     for batch_size in (3000, 2800):
         asked = replace(here, config=StepConfig(batch_size=batch_size))
@@ -273,7 +273,7 @@ def test_a_limit_is_replayed_once(base, monkeypatch):
 
 
 def test_an_interpolated_result_forgets_the_limit_of_another_batch(base):
-    limited = base.forecast.against_limit(base.result, 200 * MIB)
+    limited = base.size_model.against_limit(base.result, 200 * MIB)
     assert limited.fits is False
     estimate = interpolated(replace(base, result=limited), StepConfig(batch_size=500))
     assert (estimate.memory_limit_bytes, estimate.fits, estimate.close_to_limit) == (
@@ -281,7 +281,7 @@ def test_an_interpolated_result_forgets_the_limit_of_another_batch(base):
         None,
         None,
     )
-    assert base.forecast.against_limit(estimate, 200 * MIB).fits
+    assert base.size_model.against_limit(estimate, 200 * MIB).fits
 
 
 @pytest.mark.slow

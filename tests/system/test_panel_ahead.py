@@ -179,9 +179,9 @@ def test_nothing_is_said_of_what_is_predicted_ahead(monkeypatch):
 
     def stand_in(workload, config, device, *, on_progress, cancel):
         on_progress(Progress(text="recording", fraction=0.1))
-        return Prediction(result=predicted(config=config), forecast=None)
+        return Prediction(result=predicted(config=config), size_model=None)
 
-    monkeypatch.setattr(questions, "predict_with_forecast", stand_in)
+    monkeypatch.setattr(questions, "predict_with_size_model", stand_in)
     found = Forecasts({"tiny": make_workload()}, lambda estimate: None, said.append)
     try:
         answered(found, 8)

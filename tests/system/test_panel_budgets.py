@@ -34,9 +34,9 @@ def made(workload, monkeypatch):
 
     def predict(workload, config, device, **others):
         asked.append(config.memory_budget)
-        return api.predict_with_forecast(workload, config, device, **others)
+        return api.predict_with_size_model(workload, config, device, **others)
 
-    monkeypatch.setattr(forecasts, "predict_with_forecast", predict)
+    monkeypatch.setattr(forecasts, "predict_with_size_model", predict)
     found = Forecasts({"blocks": workload}, lambda estimate: None, lambda text: None)
     yield found, asked
     found.close()
@@ -114,7 +114,7 @@ def test_what_ended_early_tells_of_no_other_budget(made, workload):
     frontier = plans.known_frontier(workload, question(0.5).config, DEVICE, seed=0)
     near = question((plan_at(frontier, question(0.5).config).share + 0.5) / 2)
     late = dataclasses.replace(found.known(question(0.5)), outcome=Outcome.TIMED_OUT)
-    found._answers.add(question(0.5), Prediction(result=late, forecast=None))
+    found._answers.add(question(0.5), Prediction(result=late, size_model=None))
     assert found.look(near) is None
     answered(found, near)
     assert found.look(near).is_ok
@@ -128,7 +128,7 @@ def test_a_workload_whose_functions_cannot_be_hashed_is_predicted(workload, monk
             return workload.make_batch(n)
 
     own = dataclasses.replace(workload, make_batch=Batches())
-    monkeypatch.setattr(forecasts, "predict_with_forecast", predicted_at_once)
+    monkeypatch.setattr(forecasts, "predict_with_size_model", predicted_at_once)
     found = Forecasts({"blocks": own}, lambda estimate: None, lambda text: None)
     try:
         assert found.look(question(0.5)) is None
@@ -141,7 +141,7 @@ def test_a_workload_whose_functions_cannot_be_hashed_is_predicted(workload, monk
 
 def predicted_at_once(workload, config, device, **_):
     result = make_result(config=config, device=device, workload_name="blocks")
-    return Prediction(result=result, forecast=None)
+    return Prediction(result=result, size_model=None)
 
 
 def test_what_follows_from_a_doubted_answer_is_not_exact(made):

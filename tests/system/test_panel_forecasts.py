@@ -19,7 +19,7 @@ from tests.panel_parts import PATIENCE_SECONDS, find, make_result, make_workload
 @pytest.fixture(scope="module")
 def base():
     """A real prediction of the tiny workload at batch size 8."""
-    return api.predict_with_forecast(make_workload(), StepConfig(batch_size=8), "cpu")
+    return api.predict_with_size_model(make_workload(), StepConfig(batch_size=8), "cpu")
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_run_of_another_time_has_the_worker_asked_again_and_nothing_blank_mean
 def test_interpolating_gives_what_the_worker_would_have_said(base):
     config = StepConfig(batch_size=32)
     estimate = interpolated(base, config)
-    asked = api.predict_with_forecast(make_workload(), config, "cpu").result
+    asked = api.predict_with_size_model(make_workload(), config, "cpu").result
     assert estimate.config == asked.config == config
     assert estimate.peak_allocated_bytes == asked.peak_allocated_bytes
     assert estimate.peak_by_category == asked.peak_by_category
@@ -92,7 +92,7 @@ def test_interpolating_gives_what_the_worker_would_have_said(base):
 
 
 def test_what_was_recorded_is_not_called_interpolated(base):
-    estimate = interpolated(base, StepConfig(batch_size=base.forecast.program.size))
+    estimate = interpolated(base, StepConfig(batch_size=base.size_model.program.size))
     assert "interpolated" not in estimate.message
     assert estimate.uncertainty == base.result.uncertainty
 
@@ -102,7 +102,7 @@ def test_what_was_recorded_is_not_called_interpolated(base):
 def test_the_uncertainty_of_interpolation_holds(name):
     workload = memlab.workloads.get(name)
     for device in ("cpu", "h200"):
-        base = api.predict_with_forecast(workload, StepConfig(batch_size=8), device)
+        base = api.predict_with_size_model(workload, StepConfig(batch_size=8), device)
         for batch_size in (5, 32):
             config = StepConfig(batch_size=batch_size)
             estimate = interpolated(base, config)
@@ -118,7 +118,7 @@ def test_the_uncertainty_of_interpolation_holds(name):
 def test_an_estimate_of_another_accumulation_is_close(name):
     workload = memlab.workloads.get(name)
     for device in ("cpu", "h200"):
-        base = api.predict_with_forecast(workload, StepConfig(batch_size=8), device)
+        base = api.predict_with_size_model(workload, StepConfig(batch_size=8), device)
         for steps in (2, 4):
             config = StepConfig(batch_size=8 * steps, accumulation_steps=steps)
             estimate = estimate_accumulation(base, config)
@@ -303,8 +303,8 @@ def test_a_card_that_is_not_here_is_kept_instead_of_run_and_says_why(panel):
 
 def test_a_prediction_names_the_operators_of_its_moments():
     workload = workloads.get("gpt-small", num_layers=2, sequence_length=16)
-    found = api.predict_with_forecast(workload, StepConfig(batch_size=2), "t4")
-    ran = found.forecast.ran((2,))
+    found = api.predict_with_size_model(workload, StepConfig(batch_size=2), "t4")
+    ran = found.size_model.ran((2,))
     timeline = found.result.timeline
     assert len(ran) == int(timeline.operator.max())
     place = found.result.peak_place
