@@ -26,39 +26,26 @@ import numpy as np
 import torch
 
 from memlab._util.functions import is_library
-from memlab._util.units import KIB, MIB
+from memlab._util.units import KIB
 from memlab._version import __version__
 from memlab.cost_model.cost_store import Store
 from memlab.cost_model.measured_runs import MeasuredRun, Stamp, read_run, write_run
 from memlab.result import Outcome, StepResult
-from memlab.runtime.sending import Values, for_worker, own_files, pickler, stamp
+from memlab.runtime.sending import (
+    Hashed,
+    Values,
+    for_worker,
+    own_files,
+    pickler,
+    stamp,
+    tensor_text,
+)
 from memlab.runtime.sending import own_values as values_of
 
-MOST_BYTES = 64 * MIB  # of a workload without its tensors; a larger one gets no key
 CONTENT_BYTES = 64 * KIB  # a tensor up to this size counts with its values: lengths, labels
 DECISIVE = ("workload", "config", "plan", "seed")  # arguments that decide what a step is
 OWN_FOLDER = str(Path(__file__).resolve().parents[1]) + os.sep
 ZOO_FOLDER = OWN_FOLDER + "workloads" + os.sep
-
-
-class _TooLarge(Exception):
-    """A workload is too large to be hashed."""
-
-
-class _Hash:
-    """A file that only hashes what is written to it."""
-
-    def __init__(self) -> None:
-        self.sha256 = hashlib.sha256()
-        self._left = MOST_BYTES
-
-    def write(self, data: Any) -> int:
-        count = memoryview(data).nbytes
-        self._left -= count
-        if self._left < 0:
-            raise _TooLarge
-        self.sha256.update(data)
-        return count
 
 
 def step_of(
@@ -135,7 +122,7 @@ def _hashed(
         sorted(environment.items()),
         [_folder_stamp(entry) for entry in path if is_library(os.path.join(entry, "any.py"))],
     ]
-    written = _Hash()
+    written = Hashed()
 
     try:
         around.append(os.getcwd())
@@ -219,25 +206,13 @@ def _pickler(every_value: bool) -> Any:
             if isinstance(obj, torch.Tensor):
                 if every_value and (obj.device.type, obj.layout) != ("cpu", torch.strided):
                     raise ValueError(f"the values of {obj.device} {obj.layout} are not hashed")
-                return str, (_tensor_in_words(obj, most),)
+                is_strided = obj.layout is torch.strided
+                place = f"{obj.device} {obj.stride() if is_strided else ''}"
+                is_small = is_strided and obj.nbytes <= most
+                return str, (tensor_text(obj, place, has_values=is_small),)
             if type(obj) is np.ndarray and obj.nbytes > CONTENT_BYTES and obj.dtype != object:
                 values = hashlib.sha256(obj.tobytes()).hexdigest() if every_value else ""
                 return str, (f"{obj.dtype} {obj.shape} {values}",)
             return super().reducer_override(obj)
 
     return HashPickler
-
-
-def _tensor_in_words(tensor: torch.Tensor, most: float) -> str:
-    """Return the format of a tensor, with a hash of its values if it has at most so many bytes."""
-    words = f"{type(tensor).__qualname__} {tensor.dtype} {tuple(tensor.shape)} {tensor.layout} "
-    words += f"{tensor.device} {tensor.requires_grad}"
-    if tensor.layout is not torch.strided:
-        return words
-
-    words += f" {tensor.stride()}"
-    if tensor.nbytes > most or tensor.device.type != "cpu":
-        return words
-
-    content = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return f"{words} {hashlib.sha256(content.tobytes()).hexdigest()}"

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import hashlib
 import importlib
 import importlib.util
 import io
@@ -163,6 +164,9 @@ def dumps(value: Any) -> bytes:
         return stream.getvalue()
 
 
+MOST_HASHED_BYTES = 64 * MIB  # of a workload without its tensors; a larger one has no key
+
+
 @functools.cache
 def pickler() -> Any:
     """Return the pickler class, which takes a stream."""
@@ -181,6 +185,43 @@ def pickler() -> Any:
             return super().reducer_override(obj)
 
     return Pickler
+
+
+class Hashed:
+    """A file that only hashes what is written to it."""
+
+    def __init__(self) -> None:
+        self.sha256 = hashlib.sha256()
+        self._left = MOST_HASHED_BYTES
+
+    def write(self, data: Any) -> int:
+        """Hash some bytes and return how many they are.
+
+        Raises:
+            ValueError: there were too many already.
+        """
+        count = memoryview(data).nbytes
+        self._left -= count
+        if self._left < 0:
+            raise ValueError("what is hashed is too large")
+        self.sha256.update(data)
+        return count
+
+
+def tensor_text(tensor: torch.Tensor, device: str, *, has_values: bool) -> str:
+    """Return the format of a tensor for a hash; with a hash of its values if it has some here.
+
+    Args:
+        tensor: of any layout.
+        device: how its device is written.
+        has_values: whether its values are wanted.
+    """
+    words = f"{type(tensor).__qualname__} {tensor.dtype} {tuple(tensor.shape)} {tensor.layout} "
+    words += f"{device} {tensor.requires_grad}"
+    if not has_values or tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        return words
+    content = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return f"{words} {hashlib.sha256(content.tobytes()).hexdigest()}"
 
 
 def _cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:

@@ -34,11 +34,10 @@ import torch
 
 from memlab._util.functions import is_library
 from memlab.config import StepConfig
-from memlab.runtime.sending import own_values, pickler
+from memlab.runtime.sending import Hashed, own_values, pickler, tensor_text
 from memlab.workload import Workload
 
 CONTENT_BYTES = 2**16  # a tensor of whole numbers up to this size counts with its values
-MOST_BYTES = 2**26  # of a workload without its tensors; a larger one has no identity
 OF_ZOO = ("transformers", "monai", "sklearn", "bitsandbytes", "torchao")  # memlab's own imports
 RANDOM_ID = re.compile(r"[0-9a-f]{32}")  # which cloudpickle gives to a class of a notebook
 MOST_FILES = 1000  # of a person's own; reading them takes a second or two
@@ -85,7 +84,7 @@ def identity(value: Any) -> str:
     Raises:
         Exception: any; a person's class may refuse to be pickled.
     """
-    written = _Written()
+    written = Hashed()
     writer = _pickler()(written)
     writer.dump(value)
 
@@ -95,22 +94,6 @@ def identity(value: Any) -> str:
     for name, values in sorted(own_values(files).items()):
         parts += [f"{name} {key} {_sha256(value)}" for key, value in sorted(values.items())]
     return _sha256("\n".join(parts).encode())
-
-
-class _Written:
-    """A file that only hashes what is written to it."""
-
-    def __init__(self) -> None:
-        self.sha256 = hashlib.sha256()
-        self._num_bytes = 0
-
-    def write(self, data: Any) -> int:
-        count = memoryview(data).nbytes
-        self._num_bytes += count
-        if self._num_bytes > MOST_BYTES:
-            raise ValueError("the workload is too large")
-        self.sha256.update(data)
-        return count
 
 
 @functools.cache
@@ -125,7 +108,10 @@ def _pickler() -> Any:
 
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, torch.Tensor):
-                return str, (f"{_tensor_in_words(obj)} {self._storage_of(obj)}",)
+                is_whole = not (obj.is_floating_point() or obj.is_complex())
+                is_small = obj.layout is torch.strided and obj.nbytes <= CONTENT_BYTES
+                text = tensor_text(obj, obj.device.type, has_values=is_whole and is_small)
+                return str, (f"{text} {self._storage_of(obj)}",)
             if isinstance(obj, CodeType):
                 self.imported.update(_imports_of(obj))
                 return str, (_code_in_words(obj),)
@@ -185,18 +171,6 @@ def _code_in_words(code: CodeType) -> str:
 def _constant(value: Any) -> str:
     # the order of a set of texts is another one in every process
     return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value)
-
-
-def _tensor_in_words(tensor: torch.Tensor) -> str:
-    words = f"{type(tensor).__qualname__} {tensor.dtype} {tuple(tensor.shape)} {tensor.layout} "
-    words += f"{tensor.device.type} {tensor.requires_grad}"
-    is_whole = not (tensor.is_floating_point() or tensor.is_complex())
-    is_small = tensor.layout is torch.strided and tensor.nbytes <= CONTENT_BYTES
-    if not is_whole or not is_small or tensor.device.type != "cpu":
-        return words
-
-    content = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return f"{words} {_sha256(content.tobytes())}"
 
 
 def _imports_of(code: CodeType) -> Iterator[str]:
