@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from memlab._util.checks import checked
 from memlab._util.tables import columns_table
-from memlab._util.units import format_bytes
+from memlab._util.units import format_bytes, listed
 from memlab.config import FP32_FORMATS, Precision, Sharding, StepConfig
 from memlab.devices import cards
 from memlab.errors import ConfigError, DeviceError
@@ -331,7 +331,10 @@ def _precision(step: _ExplainedStep, row: Saving) -> Facts | None:
     # under autocast copies of the weights go too; the workspace of an RNN does not halve
     can_say = step.is_fp32 and not step.has_operator(*RECURRENT)
     freed = step.freed(dict.fromkeys(halved, 0.5)) if can_say else None
-    return {"categories": halved, "freed_bytes": freed}
+    facts: Facts = {"categories": halved, "freed_bytes": freed}
+    if not step.is_fp32:
+        facts["effect"] = f"saves half of the {listed([c.replace('_', ' ') for c in halved])}"
+    return facts
 
 
 def _parts(step: _ExplainedStep, row: Saving) -> Facts | None:

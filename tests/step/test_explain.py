@@ -276,6 +276,11 @@ def test_estimates_are_those_counted_by_hand():
     assert found["accumulation_steps=2"].config == StepConfig(accumulation_steps=2)
 
 
+def test_bf16_under_autocast_saves_what_autocast_has_left_in_fp32():
+    found = remedies(transformer(config=StepConfig(precision="bf16-mixed")))["precision='bf16'"]
+    assert found.effect == "saves half of the parameters, gradients and optimizer state"
+
+
 def test_accumulation_counts_the_gradients_that_then_stand():
     gradients = np.array([0, 0, 48, 48]) * MIB
     result = transformer()

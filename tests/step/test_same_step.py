@@ -11,7 +11,7 @@ from memlab import Outcome, StepConfig, Workload, workloads
 from memlab.cost_model.measured_runs import stamp_of
 from memlab.devices.cards import Target, resolve
 from memlab.devices.operators import KnownCosts
-from memlab.runtime import same_step
+from memlab.runtime import same_step, sending
 from memlab.runtime.same_step import recall, remember, step_of
 from tests.panel_parts import make_result
 
@@ -96,7 +96,7 @@ def test_a_step_elsewhere_and_one_that_cannot_be_told_have_no_name(monkeypatch):
     assert measured(LINE, arguments={"device": torch.device("meta")}) is None
     assert step_of("plan", {**ARGUMENTS, "workload": LINE}, **AROUND) is None
     assert measured(line(data=threading.Lock())) is None
-    monkeypatch.setattr(same_step, "MOST_BYTES", 100)
+    monkeypatch.setattr(sending, "MOST_HASHED_BYTES", 100)
     assert measured(LINE) is None
 
 
