@@ -12,8 +12,7 @@ from memlab.store.records import result_from_packed, result_to_packed
 from memlab.techniques import every
 from memlab.techniques.script import script
 from memlab.techniques.sharding.fully_sharded import shard, units
-from memlab.techniques.sharding.rank_model import Sharded, own_weights
-from memlab.techniques.sharding.ranks import part_of, seed_of
+from memlab.techniques.sharding.ranks import Sharded, own_weights, part_of, seed_of
 from memlab.techniques.sharding.sharding import pairs
 from memlab.techniques.sharding.sharding_source import source
 from memlab.techniques.step import build_step

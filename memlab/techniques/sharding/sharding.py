@@ -23,11 +23,11 @@ from memlab.config import WITH_TENSOR_PARALLEL, Sharding, StepConfig
 from memlab.techniques.compilation import asked_by, is_compiled, without
 from memlab.techniques.sharding import deepspeed_engine
 from memlab.techniques.sharding.deepspeed_engine import OF_TORCH, STAGES
-from memlab.techniques.sharding.rank_model import Sharded
 from memlab.techniques.sharding.ranks import (
     FULLY_SHARDED,
     REPLICATED,
     Divided,
+    Sharded,
     check_group,
     check_weights,
     is_tensor_parallel,
@@ -193,7 +193,7 @@ def apply(
 
     check_group(config)
     # late, since these import much of torch.distributed
-    from memlab.techniques.sharding import fully_sharded, rank_model, replicated, tensor_parallel
+    from memlab.techniques.sharding import fully_sharded, replicated, tensor_parallel
 
     run_model, group = model, None
     if config.sharding in REPLICATED and divided is not None:
@@ -215,7 +215,7 @@ def apply(
         gc.collect()  # whole weights may be in cycles: those of bitsandbytes know their module
         context = fully_sharded.in_micro_batch(model)
         if not config.compile and not are_tensors_fake():  # hooks would divide the graph
-            context = rank_model.checked_once(model, context, device)
+            context = fully_sharded.checked_once(model, context, device)
         context = context if divided is None else tensor_parallel.in_micro_batch(context)
 
     return Sharded(
