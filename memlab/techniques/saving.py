@@ -147,7 +147,8 @@ def most_written(saved: Sequence[SavedTensor]) -> list[SavedTensor]:
                 size, rank = planned[0]
                 heapq.heapreplace(planned, (size + tensor.whole_nbytes, rank))
                 copies[rank].append(tensor)
-        written += max(copies, key=bytes_of)
+        most: list[SavedTensor] = max(copies, key=bytes_of)
+        written += most
     return written
 
 
