@@ -45,7 +45,7 @@ from memlab.techniques.optimizers.optimizer_in_backward import InBackward
 from memlab.techniques.optimizers.own import Several
 from memlab.techniques.sharding import sharding
 from memlab.techniques.sharding.deepspeed_engine import Engine
-from memlab.techniques.sharding.rank_model import Sharded, own_weights, part_sizes
+from memlab.techniques.sharding.ranks import Sharded, own_weights, part_sizes
 from memlab.techniques.technique import Plan, Setup
 from memlab.techniques.trials import Trial, check_loss, check_model
 from memlab.trace import Mark, Phase, ignore

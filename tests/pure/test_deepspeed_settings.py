@@ -7,7 +7,7 @@ import memlab
 from memlab import Outcome, StepConfig
 from memlab.integrations.config_files import read_deepspeed
 from memlab.techniques import every
-from memlab.techniques.sharding import deepspeed_engine
+from memlab.techniques.sharding import sharding
 from memlab.techniques.sharding.deepspeed_engine import USUAL_BUCKET, deepspeed_settings
 from memlab.techniques.technique import Setup
 from tests.models import linear
@@ -92,7 +92,7 @@ def test_what_deepspeed_does_not_do_is_refused_by_name(fields, said):
 
 
 def test_without_the_package_the_command_that_installs_it_is_named(monkeypatch):
-    monkeypatch.setattr(deepspeed_engine, "find_spec", lambda name: None)
+    monkeypatch.setattr(sharding, "find_spec", lambda name: None)
     (why,) = refused(stage=1)
     assert "needs deepspeed, which is not installed" in why
     assert "use sharding='zero1', or pip install 'memlab[deepspeed]'" in why

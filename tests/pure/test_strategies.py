@@ -12,8 +12,8 @@ from memlab.store.records import result_from_packed, result_to_packed
 from memlab.techniques import every
 from memlab.techniques.script import script
 from memlab.techniques.sharding.fully_sharded import shard, units
-from memlab.techniques.sharding.rank_model import Sharded, own_weights
-from memlab.techniques.sharding.ranks import part_of, seed_of
+from memlab.techniques.sharding.ranks import Sharded, own_weights, part_of, seed_of
+from memlab.techniques.sharding.sharding import pairs
 from memlab.techniques.sharding.sharding_source import source
 from memlab.techniques.step import build_step
 from memlab.techniques.technique import Setup
@@ -274,3 +274,11 @@ def test_the_norm_of_offloaded_gradients_needs_a_backend_for_host_memory(monkeyp
                         offload_parameters=True, offload_optimizer=True)  # fmt: skip
     with pytest.raises(UnsupportedError, match=r"cuda:nccl.*cpu:gloo,cuda:nccl"):
         shard(nn.Linear(2, 2), config, None)
+
+
+def test_each_row_of_refusals_names_settings_that_there_are():
+    for pair in (row for rows in pairs().values() for row in rows):
+        for settings in (pair.settings, pair.unless, *pair.use):
+            assert all(hasattr(StepConfig(), name) for name in settings), pair
+        known = {*map(str, Sharding), "*", "replicated", "sharded", "divided", "undivided"}
+        assert known.issuperset(word for each in pair.ranks for word in each.split()), pair

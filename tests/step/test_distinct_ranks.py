@@ -10,7 +10,7 @@ from memlab import StepConfig
 from memlab._util.units import format_bytes
 from memlab.prediction.predict import spread_notes
 from memlab.runtime.measure import MOST_UNSEEN_BYTES
-from memlab.techniques.sharding.rank_model import MOST_SIMULATED_PARTS
+from memlab.techniques.sharding.ranks import MOST_SIMULATED_PARTS
 from memlab.tracing import simulated_ranks
 from tests.figure_parts import MIB, make_result
 from tests.models import blocks

@@ -15,17 +15,15 @@ import logging
 import os
 import weakref
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from memlab.config import Optimizer, Precision, Sharding, StepConfig
+from memlab.config import Precision, Sharding, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.techniques.sharding.ranks import local
-from memlab.techniques.technique import Refusal
 
 # How DeepSpeed's engine starts around a model: plain PyTorch, which exported scripts hold
 # too.
@@ -88,8 +86,7 @@ def imported_deepspeed(device: torch.device) -> Any:
     return deepspeed
 
 
-# What DeepSpeed is told about a step: the JSON of its settings, and what it is not asked to
-# do.
+# What DeepSpeed is told about a step: the JSON of its settings.
 #
 # Source: https://www.deepspeed.ai/docs/config-json. What is not mentioned has DeepSpeed's
 # default. Two defaults show in small models: stage 3 keeps parameters of fewer than 100,000
@@ -147,92 +144,6 @@ def deepspeed_settings(config: StepConfig, num_parameters: int | None = None) ->
         "gradient_clipping": config.max_grad_norm or 0.0,
     }
     return settings | PRECISIONS[config.precision]
-
-
-def refusals(config: StepConfig, said: str) -> Iterator[Refusal]:
-    """Refuse what DeepSpeed's engine does not do, or does in another way than memlab says."""
-    stage = STAGES[config.sharding]
-    if find_spec("deepspeed") is None:
-        yield Refusal(
-            why=f"{said} needs deepspeed, which is not installed",
-            remedies=({"sharding": OF_TORCH[stage]},),
-            otherwise="pip install 'memlab[deepspeed]'",
-        )
-    yield from _of_formats(config, said)
-    yield from _of_updates(config, said)
-    yield from _of_stage(config, said, stage)
-
-
-def _of_formats(config: StepConfig, said: str) -> Iterator[Refusal]:
-    precision = config.precision
-    if precision in (Precision.BF16, Precision.BF16_STOCHASTIC):
-        yield Refusal(
-            why=f"{said} with precision={str(precision)!r}: DeepSpeed keeps fp32 copies of bf16 "
-            "weights, which is 'bf16-master'",
-            remedies=({"precision": Precision.BF16_MASTER},),
-        )
-    if precision in (Precision.FP16, Precision.FP16_MIXED):
-        yield Refusal(
-            why=f"{said} with precision={str(precision)!r} is not implemented: DeepSpeed has a "
-            "loss scaler of its own",
-            remedies=({"precision": Precision.BF16_MIXED},),
-        )
-
-
-def _of_updates(config: StepConfig, said: str) -> Iterator[Refusal]:
-    """Refuse what does not go with parameters that DeepSpeed flattens and updates by itself."""
-    if config.optimizer in (Optimizer.ADAFACTOR, Optimizer.ADAMW_8BIT):
-        yield Refusal(
-            why=f"{said} with optimizer={str(config.optimizer)!r}: DeepSpeed updates all "
-            "parameters as one flat tensor, and this optimizer goes by the shape of each",
-            remedies=({"optimizer": Optimizer.ADAMW},),
-        )
-    if config.optimizer_in_backward:
-        yield Refusal(
-            why=f"{said} with optimizer_in_backward=True: DeepSpeed's engine updates the weights "
-            "when backward has ended",
-            remedies=({"optimizer_in_backward": False},),
-        )
-    if config.loss_chunks > 1:
-        yield Refusal(
-            why=f"{said} with loss_chunks={config.loss_chunks}: DeepSpeed hooks the output of the "
-            "model, which is then computed only in the loss",
-            remedies=({"loss_chunks": 1},),
-        )
-    if config.channels_last:
-        yield Refusal(
-            why=f"{said} with channels_last=True: DeepSpeed makes parameters views of a flat "
-            "tensor, which are contiguous",
-            remedies=({"channels_last": False},),
-        )
-
-
-def _of_stage(config: StepConfig, said: str, stage: int) -> Iterator[Refusal]:
-    once = not config.sync_each_micro_batch
-    if config.accumulation_steps > 1 and stage == 1 and not once:
-        yield Refusal(
-            why=f"{said} with sync_each_micro_batch=True: DeepSpeed's stage 1 averages gradients "
-            "once an update",
-            remedies=({"sync_each_micro_batch": False},),
-        )
-    if config.accumulation_steps > 1 and stage > 1 and once:
-        yield Refusal(
-            why=f"{said} with sync_each_micro_batch=False: DeepSpeed's stages 2 and 3 average "
-            "gradients after every micro-batch",
-            remedies=({"sync_each_micro_batch": True},),
-        )
-    if config.offload_parameters and stage < 3:
-        yield Refusal(
-            why=f"{said} with offload_parameters=True: DeepSpeed offloads parameters in stage 3 "
-            "only",
-            remedies=({"sharding": Sharding.DEEPSPEED_ZERO3}, {"offload_parameters": False}),
-        )
-    if config.inplace and stage == 3:
-        yield Refusal(
-            why=f"{said} with inplace=True: what DeepSpeed's hooks run in a forward hides whether "
-            "the model runs other operators than the trial did",
-            remedies=({"inplace": False},),
-        )
 
 
 def notes(config: StepConfig) -> list[str]:

@@ -18,7 +18,7 @@ whatever it does to features, heads and gradients is right or an error. Sources:
 of `torch.distributed.tensor`, and Shoeybi et al., Megatron-LM (2019), for columns and rows.
 
 It is plain PyTorch, of which exported scripts contain what they call. Which layers are divided is
-found by `dividing.py`.
+found by `tensor_parallel.py`.
 """
 
 import contextlib

@@ -5,27 +5,44 @@ that docs/sharded_combinations.md lists with their reasons.
 """
 
 import contextlib
+import functools
 import gc
 import os
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from memlab._util.torch_private.tensors import are_tensors_fake
 from memlab.config import WITH_TENSOR_PARALLEL, Sharding, StepConfig
-from memlab.techniques.sharding import deepspeed_engine, refused_pairs
-from memlab.techniques.sharding.rank_model import Sharded
+from memlab.techniques.compilation import asked_by, is_compiled, without
+from memlab.techniques.sharding import deepspeed_engine
+from memlab.techniques.sharding.deepspeed_engine import OF_TORCH, STAGES
 from memlab.techniques.sharding.ranks import (
+    FULLY_SHARDED,
     REPLICATED,
     Divided,
+    Sharded,
     check_group,
     check_weights,
     is_tensor_parallel,
     part_of,
 )
 from memlab.techniques.sharding.sharding_source import source
-from memlab.techniques.technique import Control, Equivalence, Refusal, Setup, Technique, switch
+from memlab.techniques.technique import (
+    Control,
+    Keeps,
+    Refusal,
+    Setup,
+    Technique,
+    in_words,
+    switch,
+)
 
 # What the panel says of ranks: the words of its controls, and who computes and holds what.
 
@@ -43,9 +60,9 @@ GROUPS = (None, 2, 4, 8, 16, 32, 64)
 TENSOR_PARALLEL = (1, 2, 4, 8, 16)
 
 
-def says(setup: Setup) -> str:
+def says(asked: Setup) -> str:
     """Say who computes what and keeps what between updates."""
-    config = setup.config
+    config = asked.config
     if config.sharding is Sharding.NONE:
         return ""
     if config.world_size == 1:
@@ -176,7 +193,7 @@ def apply(
 
     check_group(config)
     # late, since these import much of torch.distributed
-    from memlab.techniques.sharding import fully_sharded, rank_model, replicated, tensor_parallel
+    from memlab.techniques.sharding import fully_sharded, replicated, tensor_parallel
 
     run_model, group = model, None
     if config.sharding in REPLICATED and divided is not None:
@@ -198,7 +215,7 @@ def apply(
         gc.collect()  # whole weights may be in cycles: those of bitsandbytes know their module
         context = fully_sharded.in_micro_batch(model)
         if not config.compile and not are_tensors_fake():  # hooks would divide the graph
-            context = rank_model.checked_once(model, context, device)
+            context = fully_sharded.checked_once(model, context, device)
         context = context if divided is None else tensor_parallel.in_micro_batch(context)
 
     return Sharded(
@@ -250,23 +267,94 @@ def most_ranks(device: torch.device) -> int:
     return torch.accelerator.device_count()
 
 
-def refusals(setup: Setup) -> Iterator[Refusal]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """Settings that do not go with some strategies: a row of `refusals.toml`, which says more.
+
+    Attributes:
+        ranks: the strategies, each by words that are all true of it; "*" for all.
+        settings: by field a value, some of them, or "*" for all.
+        unless: settings with which there is nothing to refuse.
+        how: what they are together ("is not implemented"), if that is to be said.
+        why: a clause without its full stop.
+        use: remedies, the best first.
+    """
+
+    ranks: Sequence[str]
+    settings: Mapping[str, Any]
+    unless: Mapping[str, Any] = field(default_factory=dict)
+    how: str = ""
+    why: str
+    use: Sequence[Mapping[str, Any]]
+
+
+@functools.cache
+def pairs() -> Mapping[str, tuple[Pair, ...]]:
+    """Return the rows of `refusals.toml`: of every strategy, and of those of DeepSpeed."""
+    tables = tomllib.loads(Path(__file__).with_name("refusals.toml").read_text(encoding="utf-8"))
+    return {name: tuple(Pair(**row) for row in rows) for name, rows in tables.items()}
+
+
+def refusals(asked: Setup) -> Iterator[Refusal]:
     """Refuse settings that do not go with a strategy."""
-    config = setup.config
+    config = asked.config
     if config.sharding is Sharding.NONE:
         return
 
     said = f"sharding={str(config.sharding)!r}"
     if config.tensor_parallel_size > 1:
         said += f", tensor_parallel_size={config.tensor_parallel_size}"
-    yield from refused_pairs.refusals(config, said)
+    if is_compiled(config) and (why := _why_not_compiled(config)):
+        yield Refusal(why=f"{said} with {asked_by(config)}{why}", remedies=(without(config),))
+    yield from _refused(pairs()["every"], config, said)
+    if not config.is_deepspeed:
+        return
+    if find_spec("deepspeed") is None:
+        yield Refusal(
+            why=f"{said} needs deepspeed, which is not installed",
+            remedies=({"sharding": OF_TORCH[STAGES[config.sharding]]},),
+            otherwise="pip install 'memlab[deepspeed]'",
+        )
+    yield from _refused(pairs()["deepspeed"], config, said)
+
+
+def _refused(rows: Sequence[Pair], config: StepConfig, said: str) -> Iterator[Refusal]:
+    """Yield a refusal for each row that applies; `said` names the strategy."""
+    words = {"*", str(config.sharding)}
+    words.add("divided" if is_tensor_parallel(config) else "undivided")
+    if config.sharding in (*REPLICATED, *FULLY_SHARDED):
+        words.add("replicated" if config.sharding in REPLICATED else "sharded")
+    for pair in rows:
+        if not any(words.issuperset(each.split()) for each in pair.ranks):
+            continue
+        if _has(config, pair.settings) and not (pair.unless and _has(config, pair.unless)):
+            own = in_words({name: getattr(config, name) for name in pair.settings})
+            how = f" {pair.how}" if pair.how else ""
+            yield Refusal(why=f"{said} with {own}{how}: {pair.why}", remedies=tuple(pair.use))
+
+
+def _has(config: StepConfig, settings: Mapping[str, Any]) -> bool:
+    return all(
+        value == "*" or getattr(config, name) in (value if isinstance(value, list) else [value])
+        for name, value in settings.items()
+    )
+
+
+def _why_not_compiled(config: StepConfig) -> str:
+    """Return why a strategy is not compiled whole, or not by PyTorch; "" if it is."""
     if config.is_deepspeed:
-        yield from deepspeed_engine.refusals(config, said)
+        return " is not implemented: DeepSpeed's engine compiles a model by a method of its own"
+    if is_tensor_parallel(config):
+        return ": torch.compile does not trace the DTensors between divided layers (torch 2.13)"
+    if config.memory_budget < 1.0 and not config.is_planned:
+        who = "DistributedDataParallel" if config.sharding in REPLICATED else "FSDP2"
+        return f": the plan needs the model in one graph, which the hooks of {who} break"
+    return ""
 
 
-def notes(setup: Setup) -> list[str]:
+def notes(asked: Setup) -> list[str]:
     """Say what the ranks do that one process does not."""
-    config = setup.config
+    config = asked.config
     own = deepspeed_engine.notes(config) if config.is_deepspeed else []
     if config.sharding is Sharding.NONE:
         return own
@@ -289,7 +377,7 @@ SHARDING = Technique(
         "shard_group_size",
         "sync_each_micro_batch",
     ),
-    equivalence=Equivalence.NUMERICAL,
+    keeps=Keeps.ROUNDED,
     refusals=refusals,
     source=source,
     notes=notes,
