@@ -5,7 +5,7 @@ calls one public function of memlab.
 
 - `commands.py`: the commands, an option for each field of `StepConfig`, and what is printed. Start
   here. `models.py`: which workload a word names.
-- `doctor.py`: `memlab doctor`; `machine.py`: what this machine has and what works here, by the
-  models and settings of `doctor.toml`; `verdict.py`: how good predictions are here;
-  `device_visit.py`: cases carried out on a device, as lines of a record.
+- `doctor.py`: `memlab doctor`: what this machine has and what works here, by the models and
+  settings of `doctor.toml`; `verdict.py`: how good predictions are here; `device_visit.py`: cases
+  carried out on a device, as lines of a record.
 """

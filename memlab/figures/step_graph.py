@@ -143,45 +143,42 @@ def _draw_arcs(axes: Axes, rows: Sequence[GraphRow], points: float) -> None:
 
 def _without_empty(rows: Sequence[GraphRow]) -> list[GraphRow]:
     """Return the rows that hold or take something; what read another row reads what that read."""
-    is_kept = [bool(row.kept_bytes or row.payload_bytes or row.seconds) for row in rows]
-    sources: list[set[int]] = []
+    kept: list[GraphRow] = []
+    places: list[set[int]] = []  # of what a row stands for, among those that are kept
     for row in rows:  # rows read those before them
-        found: set[int] = set()
-        for read in row.reads:
-            if read < len(sources):
-                found |= {read} if is_kept[read] else sources[read]
-        sources.append(found)
-    numbers = [number for number, kept in enumerate(is_kept) if kept]
-    place = {number: index for index, number in enumerate(numbers)}
-    reads = [tuple(sorted(map(place.__getitem__, found))) for found in sources]
-    return [replace(rows[number], reads=reads[number]) for number in numbers]
+        reads = {place for read in row.reads if read < len(places) for place in places[read]}
+        if row.kept_bytes or row.payload_bytes or row.seconds:
+            kept.append(replace(row, reads=tuple(sorted(reads))))
+            reads = {len(kept) - 1}
+        places.append(reads)
+    return kept
 
 
 def _folded(rows: Sequence[GraphRow]) -> list[GraphRow]:
     """Return the rows with those in a row of one block as one; collectives stay."""
-    groups: list[list[int]] = []
-    for number, row in enumerate(rows):
+    groups: list[list[GraphRow]] = []
+    group_of: list[int] = []
+    for row in rows:
         block = _block_of(row)
-        if groups and block and _block_of(rows[groups[-1][0]]) == block:
-            groups[-1].append(number)
-        else:
-            groups.append([number])
-    group_of = {number: index for index, group in enumerate(groups) for number in group}
-    return [
-        _sum_of([rows[number] for number in group], index, group_of)
-        for index, group in enumerate(groups)
-    ]
+        if not (groups and block and _block_of(groups[-1][0]) == block):
+            groups.append([])
+        groups[-1].append(row)
+        group_of.append(len(groups) - 1)
+
+    found = []
+    for index, group in enumerate(groups):
+        reads = tuple(sorted({group_of[read] for row in group for read in row.reads} - {index}))
+        found.append(replace(_sum_of(group), reads=reads))
+    return found
 
 
-def _sum_of(rows: Sequence[GraphRow], index: int, group_of: dict[int, int]) -> GraphRow:
+def _sum_of(rows: Sequence[GraphRow]) -> GraphRow:
     first = rows[0]
-    reads = {group_of[read] for row in rows for read in row.reads} - {index}
     if len(rows) == 1:
-        return replace(first, reads=tuple(sorted(reads)))
+        return first
     return replace(
         first,
         name=f"{_block_of(first)} ({len(rows)} nodes)",
-        reads=tuple(sorted(reads)),
         kept_bytes=sum(row.kept_bytes for row in rows),
         saved_bytes=sum(row.saved_bytes for row in rows),
         forward_seconds=sum(row.forward_seconds or 0.0 for row in rows),

@@ -1,7 +1,19 @@
-"""The graph of a step in this process, a job of the worker for predictions."""
+"""The graph of a step in this process, a job of the worker for predictions.
+
+The idea. Everything comes from the recording that `memlab.predict` makes: the bytes are those of
+its blocks, the seconds those of its kernels. Each kernel gets a row, and what the kernels of a row
+hold and take is added up. So the sums over all rows are the numbers of the prediction.
+
+- A kernel of forward is its node's. Which node that is says a second recording, of the traced model
+  with a module in the place of each node (`labels_of`, `matched`).
+- A kernel of backward is that of the node whose forward kernel autograd refers to. A kernel that
+  backward recomputes is that of the kernel of forward with its name, shapes and module.
+- What is no node's has rows of its own: each collective, the loss, what techniques add in one
+  module, sums of gradients, the update.
+"""
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,10 +22,11 @@ from typing import Any
 import numpy as np
 from torch import fx, nn
 
-from memlab._util.collectives import Call, named_ranks
+from memlab._util.collectives import named_ranks
+from memlab._util.torch_private.tensors import OpOverload
 from memlab.config import Optimizer, Sharding, StepConfig
+from memlab.cost_model.recorded_step import Failure, RecordedStep, from_recorded_step
 from memlab.cost_model.targets import Kernels, seconds_of_intervals
-from memlab.cost_model.traced_step import Failure, TracedStep, from_traced_step
 from memlab.devices.cards import Target
 from memlab.devices.operators import call_of_collective
 from memlab.memory.lifetimes import step_memory
@@ -21,11 +34,11 @@ from memlab.prediction.graph_table import GraphRow, GraphTable, NodeKind
 from memlab.prediction.predict import MOST_UNKNOWN, trace_of_step
 from memlab.result import Outcome
 from memlab.running import Report
-from memlab.techniques.checkpointing.graph_segments import name_of, target_of, traced
+from memlab.techniques.checkpointing.graph_segments import traced
 from memlab.techniques.technique import Plan
-from memlab.trace import CATEGORIES, PHASES, Category, Phase, Trace
+from memlab.trace import CATEGORIES, PHASES, Category, Phase
 from memlab.tracing.program import Program
-from memlab.tracing.recording import Operator, OpTrace
+from memlab.tracing.recording import Operator, Recording
 from memlab.workload import Workload
 
 # Which operators of a forward belong to which node of a graph.
@@ -42,17 +55,6 @@ LOSS = -1  # in place of the number of a node
 LAST_STEP = 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeFacts:
-    """A node of torch.fx: its name, operation, target in words, module, and the nodes it reads."""
-
-    name: str
-    op: str
-    target: str
-    module: str
-    reads: tuple[int, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class Label:
     """An operator of a node's forward: what it is matched by, and the node's number."""
@@ -62,39 +64,28 @@ class Label:
     module: str | None  # None: of any module
     node: int
 
-    def is_of(self, operator: Operator, module: str) -> bool:
-        """Return whether an operator of another recording, in this module, is this one."""
-        return (
-            self.name == operator.name
-            and self.shapes == shapes_of(operator)
-            and self.module in (None, module)
-        )
-
 
 class NodeCall(nn.Module):
     """Does what a node of a graph does; a module, so that its calls are seen."""
 
-    def __init__(self, kind: str, target: Any) -> None:
+    def __init__(self, run: fx.Interpreter, node: fx.Node) -> None:
         super().__init__()
-        self.kind, self._target = kind, (target,)  # a module in it is not a part of this one
+        self._call = partial(getattr(run, node.op), node.target)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module, the function or the method."""
-        if self.kind == "call_method":
-            owner, *rest = args
-            return getattr(owner, self._target[0])(*rest, **kwargs)
-        return self._target[0](*args, **kwargs)
+        return self._call(args, kwargs)
 
 
-def facts_of(graph: fx.Graph) -> list[NodeFacts]:
-    """Return the nodes of a graph in order; the output is none."""
+def nodes_of(graph: fx.Graph) -> list[GraphRow]:
+    """Return the nodes of a graph in order, as rows without numbers; the output is none."""
     nodes = [node for node in graph.nodes if node.op != "output"]
     number = {node: index for index, node in enumerate(nodes)}
     return [
-        NodeFacts(
+        GraphRow(
             name=node.name,
-            op=node.op,
-            target=name_of(node),
+            kind=NodeKind.MODULE if node.op == "call_module" else NodeKind.FUNCTION,
+            target=_called_by(node),
             module=_module_of(node),
             reads=tuple(number[read] for read in node.all_input_nodes),
         )
@@ -102,27 +93,41 @@ def facts_of(graph: fx.Graph) -> list[NodeFacts]:
     ]
 
 
-def with_a_module_for_each_node(model: nn.Module, noted: list[NodeFacts]) -> fx.GraphModule:
+def _called_by(node: fx.Node) -> str:
+    """Return what a node calls, in words: the path of a module, or the name of a function."""
+    if isinstance(node.target, str | OpOverload):
+        return str(node.target)
+    return getattr(node.target, "__name__", str(node.target))
+
+
+def _module_of(node: fx.Node) -> str:
+    """Return the path of the module whose forward has the node, as torch.fx noted it."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    if node.op == "call_module":
+        return str(node.target)
+    return str(stack[-1][0]) if stack else ""
+
+
+def with_a_module_for_each_node(
+    build_model: Callable[[], nn.Module], noted: list[GraphRow]
+) -> fx.GraphModule:
     """Return a traced model that calls a module for each node, and note the nodes.
 
     Raises:
         UnsupportedError: torch.fx cannot follow the model.
     """
-    graph = traced(model)
-    noted[:] = facts_of(graph.graph)
+    graph = traced(build_model())
+    noted[:] = nodes_of(graph.graph)
+    run = fx.Interpreter(graph)
     for number, node in enumerate(list(graph.graph.nodes)):
-        if not node.op.startswith("call_"):
-            continue
-        target = node.target
-        if node.op == "call_module":
-            target = target_of(graph, str(target))
-        graph.add_submodule(f"{PREFIX}{number}", NodeCall(node.op, target))
-        node.op, node.target = "call_module", f"{PREFIX}{number}"
+        if node.op.startswith("call_"):
+            graph.add_submodule(f"{PREFIX}{number}", NodeCall(run, node))
+            node.op, node.target = "call_module", f"{PREFIX}{number}"
     graph.recompile()
     return graph
 
 
-def labels_of(recording: OpTrace) -> list[Label]:
+def labels_of(recording: Recording) -> list[Label]:
     """Return the kernels of the last forward of such a model in order, and whose they are."""
     paths = list(recording.modules)
     node_of = [LOSS] * len(recording.operators)
@@ -142,7 +147,7 @@ def labels_of(recording: OpTrace) -> list[Label]:
     return found
 
 
-def matched(recording: OpTrace, labels: Sequence[Label], micro_batch: int) -> dict[int, int]:
+def matched(recording: Recording, labels: Sequence[Label], micro_batch: int) -> dict[int, int]:
     """Return the node of each kernel of a forward, by the number of the operator.
 
     Kernels that are no node's are left out. If some label finds no operator, nothing is returned.
@@ -151,26 +156,23 @@ def matched(recording: OpTrace, labels: Sequence[Label], micro_batch: int) -> di
     for index in forward_of(recording, micro_batch):
         operator = recording.operators[index]
         module = paths[operator.module] if operator.module >= 0 else ""
-        if at < len(labels) and not operator.ranks and labels[at].is_of(operator, module):
+        if at == len(labels) or operator.ranks or labels[at].module not in (None, module):
+            continue
+        if (labels[at].name, labels[at].shapes) == (operator.name, shapes_of(operator)):
             found[index] = labels[at].node
             at += 1
     return found if at == len(labels) else {}
 
 
-def forward_of(recording: OpTrace, micro_batch: int) -> list[int]:
+def forward_of(recording: Recording, micro_batch: int) -> list[int]:
     """Return the kernels of a forward of the last step, by number."""
-    wanted = {
-        index
-        for index, interval in enumerate(recording.intervals)
-        if interval.step == LAST_STEP
-        and interval.phase is Phase.FORWARD
-        and interval.micro_batch == micro_batch
-    }
-    return [
-        number
-        for number, operator in enumerate(recording.operators)
-        if operator.interval in wanted and operator.signature is not None
-    ]
+    found = []
+    for number, operator in enumerate(recording.operators):
+        interval = recording.intervals[operator.interval]
+        is_asked = (interval.step, interval.micro_batch) == (LAST_STEP, micro_batch)
+        if is_asked and interval.phase is Phase.FORWARD and operator.signature is not None:
+            found.append(number)
+    return found
 
 
 def shapes_of(operator: Operator) -> tuple[tuple[int, ...], ...]:
@@ -178,15 +180,7 @@ def shapes_of(operator: Operator) -> tuple[tuple[int, ...], ...]:
     return tuple(output.shape for output in operator.outputs)
 
 
-def _module_of(node: fx.Node) -> str:
-    """Return the path of the module whose forward has the node, as torch.fx noted it."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    if node.op == "call_module":
-        return str(node.target)
-    return str(stack[-1][0]) if stack else ""
-
-
-# The rows of a step's graph: what the operators of each hold and take, added up.
+# Give each operator of the step its row.
 
 Key = tuple[NodeKind, str]
 """A row: its kind and its name."""
@@ -200,53 +194,142 @@ BEFORE: Key = (NodeKind.OTHER, "before the first operator")
 
 
 @dataclass(slots=True)
-class RowParts:
-    """A row while its parts are summed."""
-
-    target: str = ""
-    module: str = ""
-    reads: tuple[int, ...] = ()
-    kept: int = 0
-    saved: int = 0
-    forward: float = 0.0
-    backward: float = 0.0
-    ranks: int = 0
-    group: str = ""
-    payload: int = 0
-
-
-@dataclass(slots=True)
 class StepRows:
     """A step that is divided among rows.
 
     Attributes:
-        rows: in order.
-        of_operator: the row of each kernel of the last step, by its number.
+        recording: of the step.
+        rows: the nodes in order, then the others; without numbers.
+        row_of: the row of each operator of the last step, by its number.
     """
 
-    rows: dict[Key, RowParts] = field(default_factory=dict)
-    of_operator: dict[int, Key] = field(default_factory=dict)
+    recording: Recording
+    rows: dict[Key, GraphRow] = field(default_factory=dict)
+    row_of: dict[int, Key] = field(default_factory=dict)
+
+    def row(self, key: Key, target: str, module: str = "") -> GraphRow:
+        """Return a row, which is added if it is new."""
+        new = GraphRow(name=key[1], kind=key[0], target=target, module=module)
+        return self.rows.setdefault(key, new)
+
+    def module_of(self, operator: Operator) -> str:
+        """Return the path of the module that runs an operator; empty for the model itself."""
+        path = list(self.recording.modules)[operator.module] if operator.module >= 0 else ""
+        return "" if path == self.recording.root else path
 
 
-def call_of(operator: Operator) -> Call | None:
-    """Return what a collective sends; None for one that is not counted."""
+def divide(recording: Recording, nodes: Sequence[GraphRow], node_of: dict[int, int]) -> StepRows:
+    """Return the rows of a step's operators.
+
+    Args:
+        recording: of the step.
+        nodes: of the graph; none for a graph of operators.
+        node_of: the node of each kernel of forward that is some node's, by its number.
+    """
+    divided = StepRows(recording, {(node.kind, node.name): node for node in nodes})
+    assert len(divided.rows) == len(nodes)  # torch.fx gives each node a name of its own
+    counts: dict[int, Counter[str]] = defaultdict(Counter)  # a micro-batch has the rows of another
+    is_repeated = bool(recording.recomputed) or _has_calls_in_backward(recording)
+    forward: dict[tuple[object, ...], list[Key]] = {}
+    repeats = Counter[tuple[object, ...]]()
+    for index, operator in enumerate(recording.operators):
+        interval = recording.intervals[operator.interval]
+        if operator.signature is None or interval.step != LAST_STEP:
+            continue
+        place = operator.name, shapes_of(operator), operator.module
+        count, phase = counts[interval.micro_batch], interval.phase
+        if index in node_of:
+            node = nodes[node_of[index]]
+            key = OF_LOSS if node_of[index] == LOSS else (node.kind, node.name)
+        elif operator.ranks:
+            key = _collective(divided, operator, phase, count)
+        elif phase is Phase.FORWARD:
+            key = _added(divided, operator) if nodes else _single(divided, operator, count)
+        elif phase is Phase.OPTIMIZER:
+            key = OPTIMIZER
+        elif phase is not Phase.BACKWARD:
+            key = BATCH
+        elif operator.forward in divided.row_of:
+            key = divided.row_of[operator.forward]
+        elif operator.forward < 0 and place in forward:
+            key = forward[place][repeats[place] % len(forward[place])]
+            repeats[place] += 1
+        else:
+            key = GRADIENTS
+        divided.row(key, "compute_loss" if key == OF_LOSS else key[1])
+        divided.row_of[index] = key
+        if is_repeated and phase is Phase.FORWARD and interval.micro_batch == 0:
+            forward.setdefault(place, []).append(key)
+    _give_views(divided)
+    return divided
+
+
+def _has_calls_in_backward(recording: Recording) -> bool:
+    """Return whether backward runs modules, as PyTorch's own checkpoint does."""
+    return any(
+        recording.intervals[recording.operators[call.first].interval].phase is Phase.BACKWARD
+        for call in recording.calls
+        if call.first < len(recording.operators)
+    )
+
+
+def _collective(divided: StepRows, operator: Operator, phase: Phase, count: Counter[str]) -> Key:
+    """Return the row of a collective: the same one in every micro-batch."""
     assert operator.signature is not None
-    return call_of_collective(operator.signature, len(operator.ranks))
+    call = call_of_collective(operator.signature, len(operator.ranks))
+    name = operator.name if call is None else str(call.collective)
+    count[f"{name} of {phase}"] += 1
+    key = (NodeKind.COLLECTIVE, f"{name} {count[f'{name} of {phase}']} of {phase}")
+    row = divided.row(key, name, divided.module_of(operator))
+    ranks, group = len(operator.ranks), named_ranks(operator.ranks)
+    divided.rows[key] = dataclasses.replace(row, ranks=ranks, group=group)
+    return key
 
 
-def add_copies(divided: StepRows, program: Program, kernels: Kernels, num_parts: int) -> None:
-    """Add by how much copies beside the kernels take longer than these."""
-    whole = step_seconds(program, kernels, num_parts)
-    if whole is not None:
-        rest = whole - sum(row.forward + row.backward for row in divided.rows.values())
-        if any(operator.beside for operator in program.recording.operators):
-            divided.rows[COPIES] = RowParts(target="copies", backward=max(rest, 0.0))
+def _added(divided: StepRows, operator: Operator) -> Key:
+    """Return the row of what a technique adds to forward in a module."""
+    module = divided.module_of(operator)
+    key = (NodeKind.OTHER, f"added to forward of {module or 'the model'}")
+    row = divided.row(key, "", module)
+    if operator.name not in row.target:
+        target = f"{row.target}, {operator.name}".removeprefix(", ")
+        divided.rows[key] = dataclasses.replace(row, target=target)
+    return key
 
 
-def add_bytes(divided: StepRows, program: Program, trace: Trace, num_parts: int) -> None:
-    """Add what the first forward of the last step allocates and holds."""
-    slices = program.operator_slices()
-    parts = program.parts(num_parts)
+def _single(divided: StepRows, operator: Operator, count: Counter[str]) -> Key:
+    """Return the row of one call of an operator, in a graph of operators."""
+    count[operator.name] += 1
+    key = (NodeKind.OPERATOR, f"{operator.name} {count[operator.name]}")
+    divided.row(key, operator.name, divided.module_of(operator))
+    return key
+
+
+def _give_views(divided: StepRows) -> None:
+    """Give an operator that only looks at memory in another way the row of the kernel after it."""
+    recording, after = divided.recording, dict[int, Key]()  # by interval
+    for index in range(len(recording.operators) - 1, -1, -1):
+        interval = recording.operators[index].interval
+        if index in divided.row_of:
+            after[interval] = divided.row_of[index]
+        elif recording.intervals[interval].step == LAST_STEP:
+            phase = recording.intervals[interval].phase
+            without = OPTIMIZER if phase is Phase.OPTIMIZER else GRADIENTS
+            key = after.get(interval, OF_LOSS if phase is Phase.FORWARD else without)
+            divided.row(key, "")
+            divided.row_of[index] = key
+
+
+# Add up what the operators of each row hold and take.
+
+Sums = dict[str, dict[Key, Any]]
+"""By field of `GraphRow`, a number for each row."""
+
+
+def bytes_of(divided: StepRows, step: RecordedStep, kernels: Kernels) -> Sums:
+    """Return what the first forward of the last step allocates and holds."""
+    program, trace = step.program, trace_of_step(step, kernels)
+    slices, parts = program.operator_slices(), program.parts(step.config.accumulation_steps)
     recorded = np.concatenate([np.arange(*slices[part.recorded]) for part in parts])
     number = np.append(recorded, -1)[trace.operator - 1]  # of the last operator at each event
 
@@ -257,43 +340,52 @@ def add_bytes(divided: StepRows, program: Program, trace: Trace, num_parts: int)
     is_forward[0] = False  # what was there when the step began
     events = memory.events[is_forward]
     column = CATEGORIES.index(Category.ACTIVATIONS)
+    kept, saved = Counter[Key](), Counter[Key]()
     for block in np.flatnonzero(np.isin(blocks.births, events)).tolist():
         birth, death = int(blocks.births[block]), int(blocks.deaths[block])
-        index, nbytes = int(number[birth]), int(trace.nbytes[birth])
-        row = divided.rows.setdefault(divided.of_operator.get(index, BEFORE), RowParts())
-        if death >= len(number) or number[death] > _last_of(divided, index):
-            row.kept += nbytes
+        last, nbytes = int(number[birth]), int(trace.nbytes[birth])
+        key = divided.row_of.get(last, BEFORE)
+        while divided.row_of.get(last + 1) == key:  # to the end of the call of the node
+            last += 1
+        divided.row(key, "")
+        if death >= len(number) or number[death] > last:
+            kept[key] += nbytes
         if death > int(events[-1]) and blocks.columns[block] == column:
-            row.saved += nbytes
+            saved[key] += nbytes
+    return {"kept_bytes": kept, "saved_bytes": saved}
 
 
-def _last_of(divided: StepRows, index: int) -> int:
-    """Return the last operator of the call of the node that runs this one."""
-    key = divided.of_operator.get(index)
-    while key is not None and divided.of_operator.get(index + 1) == key:
-        index += 1
-    return index
+def seconds_of(divided: StepRows, step: RecordedStep, kernels: Kernels) -> Sums:
+    """Return the times of kernels, and the bytes of collectives, in all micro-batches of the step.
 
-
-def add_seconds(divided: StepRows, program: Program, kernels: Kernels, num_parts: int) -> None:
-    """Add the times of kernels, and the bytes of collectives, in all micro-batches of the step."""
-    recording, seconds = program.recording, kernels.seconds
-    times = Counter(part.recorded for part in program.parts(num_parts))
-    for index, key in divided.of_operator.items():
-        operator, row = recording.operators[index], divided.rows[key]
-        count = times[operator.interval]
-        if operator.ranks and (call := call_of(operator)) is not None:
-            row.payload += call.payload_bytes * count
+    Copies beside the kernels have a row for the time by which they take longer than these.
+    """
+    recording, seconds = divided.recording, kernels.seconds
+    parts = step.program.parts(step.config.accumulation_steps)
+    times = Counter(part.recorded for part in parts)
+    forward, backward = defaultdict[Key, float](float), defaultdict[Key, float](float)
+    payload = Counter[Key]()
+    for index, key in divided.row_of.items():
+        operator = recording.operators[index]
+        count, signature = times[operator.interval], operator.signature
+        if operator.ranks and signature is not None:
+            call = call_of_collective(signature, len(operator.ranks))
+            payload[key] += 0 if call is None else call.payload_bytes * count
         if seconds is not None and not operator.beside:
-            took = float(seconds[index]) * count
-            if recording.intervals[operator.interval].phase is Phase.FORWARD:
-                row.forward += took
-            else:
-                row.backward += took
+            is_forward = recording.intervals[operator.interval].phase is Phase.FORWARD
+            (forward if is_forward else backward)[key] += float(seconds[index]) * count
+
+    whole = step_seconds(step.program, kernels, step.config.accumulation_steps)
+    is_alone = not any(operator.ranks for operator in recording.operators)
+    if is_alone and whole is not None and any(each.beside for each in recording.operators):
+        divided.row(COPIES, "copies")
+        rest = whole - sum(forward[key] + backward[key] for key in divided.rows)
+        backward[COPIES] = max(rest, 0.0)
+    return {"forward_seconds": forward, "backward_seconds": backward, "payload_bytes": payload}
 
 
 def step_seconds(program: Program, kernels: Kernels, num_parts: int) -> float | None:
-    """Return the time of a step with this many micro-batches, as a size model sums it."""
+    """Return the time of a step with this many micro-batches, as a forecast sums it."""
     seconds = seconds_of_intervals(program.recording, kernels)
     if seconds is None:
         return None
@@ -301,257 +393,48 @@ def step_seconds(program: Program, kernels: Kernels, num_parts: int) -> float | 
     return sum(float(seconds[p.recorded]) for p in parts if p.interval.step == LAST_STEP)
 
 
+def finished(divided: StepRows, num_nodes: int, sums: Sums, kernels: Kernels) -> list[GraphRow]:
+    """Return the rows with their numbers, in the order in which they first run."""
+    keys, order = list(divided.rows), _in_order(divided, num_nodes)
+    index = {key: number for number, key in enumerate(order)}
+    nodes, by_blocks = set(keys[:num_nodes]), _reads(divided)
+    rows = []
+    for key in order:
+        row = divided.rows[key]
+        reads = {keys[read] for read in row.reads} if key in nodes else by_blocks[key]
+        # without a cluster, nobody knows what connects the ranks
+        is_known = row.kind is not NodeKind.COLLECTIVE or kernels.overlap is not None
+        is_known = is_known and kernels.seconds is not None
+        numbers = {name: of_row[key] for name, of_row in sums.items()}
+        if not is_known:
+            numbers |= {"forward_seconds": None, "backward_seconds": None}
+        reads_by_index = tuple(sorted(index[read] for read in reads))
+        rows.append(dataclasses.replace(row, reads=reads_by_index, **numbers))
+    return rows
+
+
 def _in_order(divided: StepRows, num_nodes: int) -> list[Key]:
     """Return the rows in the order in which they first run; a node without kernels stays put."""
     first: dict[Key, int] = {}
-    for index in sorted(divided.of_operator):
-        first.setdefault(divided.of_operator[index], index)
-    last, place = -1, {}
+    for index in sorted(divided.row_of):
+        first.setdefault(divided.row_of[index], index)
+    last = -1
     for number, key in enumerate(divided.rows):
         if number < num_nodes:
-            last = max(last, first.get(key, last))
-            place[key] = last
-        else:
-            place[key] = first.get(key, -1)
-    return sorted(divided.rows, key=place.__getitem__)  # stable
+            last = first[key] = max(last, first.get(key, last))
+    return sorted(divided.rows, key=lambda key: first.get(key, -1))  # stable
 
 
-def _reads(divided: StepRows, recording: OpTrace) -> dict[Key, set[Key]]:
+def _reads(divided: StepRows) -> dict[Key, set[Key]]:
     """Return which rows a row reads the results of, by the blocks of the first forward."""
-    found: dict[Key, set[Key]] = {}
+    recording, found = divided.recording, defaultdict[Key, set[Key]](set)
     for index in forward_of(recording, 0):
-        key = divided.of_operator[index]
+        key = divided.row_of[index]
         for block in recording.operators[index].reads:
-            made_by = divided.of_operator.get(recording.blocks[block].operator)
+            made_by = divided.row_of.get(recording.blocks[block].operator)
             if made_by is not None and made_by != key:
-                found.setdefault(key, set()).add(made_by)
+                found[key].add(made_by)
     return found
-
-
-def finished(
-    divided: StepRows, recording: OpTrace, num_nodes: int, kernels: Kernels
-) -> tuple[GraphRow, ...]:
-    """Return the rows in the order in which they first run."""
-    keys, order = list(divided.rows), _in_order(divided, num_nodes)
-    index = {key: number for number, key in enumerate(order)}
-    nodes, by_blocks = set(keys[:num_nodes]), _reads(divided, recording)
-    rows = []
-    for key in order:
-        (kind, name), row = key, divided.rows[key]
-        reads = by_blocks.get(key, set())
-        if key in nodes:
-            reads = {keys[number] for number in row.reads}
-        # without a cluster, nobody knows what connects the ranks
-        is_known = kind is not NodeKind.COLLECTIVE or kernels.overlap is not None
-        is_known = is_known and kernels.seconds is not None
-        rows.append(
-            GraphRow(
-                name=name,
-                kind=kind,
-                target=row.target,
-                module=row.module,
-                reads=tuple(sorted(index[other] for other in reads)),
-                kept_bytes=row.kept,
-                saved_bytes=row.saved,
-                forward_seconds=row.forward if is_known else None,
-                backward_seconds=row.backward if is_known else None,
-                ranks=row.ranks,
-                group=row.group,
-                payload_bytes=row.payload,
-            )
-        )
-    return tuple(rows)
-
-
-# Divide a predicted step among the nodes of its graph.
-#
-# Everything comes from the recording that `memlab.predict` makes: the bytes are those of
-# its blocks, the seconds those of its kernels. So the sums over all rows are the numbers of
-# the prediction.
-#
-# - A kernel of forward is its node's.
-# - A kernel of backward is that of the node whose forward kernel autograd refers to. A
-#   kernel that backward recomputes is that of the kernel of forward with its name, shapes
-#   and module.
-# - What is no node's has rows of its own: each collective, the loss, what techniques add in
-#   one module, sums of gradients, the update.
-#
-# Then what the operators of each row hold and take is added up.
-
-
-def rows_of(
-    program: Program,
-    kernels: Kernels,
-    trace: Trace,
-    num_parts: int,
-    nodes: Sequence[NodeFacts],
-    labels: Sequence[Label],
-) -> tuple[GraphRow, ...] | None:
-    """Return the rows of a step's graph.
-
-    Args:
-        program: of the step, whose micro-batches are of equal size.
-        kernels: what is known of its kernels.
-        trace: of the whole run.
-        num_parts: number of micro-batches.
-        nodes: of the graph; none for a graph of operators.
-        labels: the kernels of the nodes, in order.
-
-    Returns None if the step does not run the operators of these nodes.
-    """
-    divided = StepRows()
-    for number, node in enumerate(nodes):
-        divided.rows[_key_of(node)] = RowParts(
-            target=node.target, module=node.module, reads=node.reads
-        )
-        assert len(divided.rows) == number + 1  # torch.fx gives each node a name of its own
-
-    recording = program.recording
-    for micro_batch in range(program.num_recorded):
-        numbers = forward_of(recording, micro_batch)
-        found = matched(recording, labels, micro_batch) if nodes else {}
-        if nodes and not found:
-            return None
-        _divide_forward(divided, recording, numbers, found, nodes)
-    _divide_rest(divided, recording)
-    _give_views(divided, recording)
-    add_bytes(divided, program, trace, num_parts)
-    add_seconds(divided, program, kernels, num_parts)
-    if not any(operator.ranks for operator in recording.operators):
-        add_copies(divided, program, kernels, num_parts)
-    return finished(divided, recording, len(nodes), kernels)
-
-
-def _key_of(node: NodeFacts) -> Key:
-    return (NodeKind.MODULE if node.op == "call_module" else NodeKind.FUNCTION, node.name)
-
-
-def _divide_forward(
-    divided: StepRows,
-    recording: OpTrace,
-    numbers: list[int],
-    found: dict[int, int],
-    nodes: Sequence[NodeFacts],
-) -> None:
-    """Give each kernel of a forward its row; the same one in every micro-batch."""
-    count = Counter[str]()
-    for index in numbers:
-        operator = recording.operators[index]
-        if index in found:
-            node = found[index]
-            key = OF_LOSS if node == LOSS else _key_of(nodes[node])
-        elif operator.ranks:
-            key = _collective(divided, recording, operator, "forward", count)
-        elif nodes:
-            key = _other(divided, recording, operator, "forward")
-        else:
-            count[operator.name] += 1
-            key = (NodeKind.OPERATOR, f"{operator.name} {count[operator.name]}")
-            _row(divided, key, recording, operator, target=operator.name)
-        divided.rows.setdefault(key, RowParts(target="compute_loss"))
-        divided.of_operator[index] = key
-
-
-def _divide_rest(divided: StepRows, recording: OpTrace) -> None:
-    """Give each kernel of a backward, of an update and of a batch its row."""
-    again = _forward_by_place(divided, recording)
-    seen = Counter[tuple[object, ...]]()
-    counts: dict[int, Counter[str]] = {}
-    for index, operator in enumerate(recording.operators):
-        interval = recording.intervals[operator.interval]
-        if operator.signature is None or interval.step != LAST_STEP or index in divided.of_operator:
-            continue
-        count = counts.setdefault(interval.micro_batch, Counter())
-        phase = str(interval.phase)
-        if operator.ranks:
-            key = _collective(divided, recording, operator, phase, count)
-        elif interval.phase is Phase.OPTIMIZER:
-            key = OPTIMIZER
-        elif interval.phase is not Phase.BACKWARD:
-            key = BATCH
-        elif operator.forward in divided.of_operator:
-            key = divided.of_operator[operator.forward]
-        elif (same := again.get(_place(recording, operator))) and operator.forward < 0:
-            at = _place(recording, operator)
-            key = same[seen[at] % len(same)]
-            seen[at] += 1
-        else:
-            key = GRADIENTS
-        divided.rows.setdefault(key, RowParts(target=key[1]))
-        divided.of_operator[index] = key
-
-
-def _forward_by_place(divided: StepRows, recording: OpTrace) -> dict[tuple[object, ...], list[Key]]:
-    """Return the rows of the first forward's kernels, by what a recompute of them has in common."""
-    found: dict[tuple[object, ...], list[Key]] = {}
-    if recording.recomputed or _has_calls_in_backward(recording):
-        for index in forward_of(recording, 0):
-            place = _place(recording, recording.operators[index])
-            found.setdefault(place, []).append(divided.of_operator[index])
-    return found
-
-
-def _has_calls_in_backward(recording: OpTrace) -> bool:
-    """Return whether backward runs modules, as PyTorch's own checkpoint does."""
-    return any(
-        recording.intervals[recording.operators[call.first].interval].phase is Phase.BACKWARD
-        for call in recording.calls
-        if call.first < len(recording.operators)
-    )
-
-
-def _place(recording: OpTrace, operator: Operator) -> tuple[object, ...]:
-    return (operator.name, shapes_of(operator), operator.module)
-
-
-def _collective(
-    divided: StepRows, recording: OpTrace, operator: Operator, phase: str, count: Counter[str]
-) -> Key:
-    """Return the row of a collective: the same one in every micro-batch."""
-    call = call_of(operator)
-    name = operator.name if call is None else str(call.collective)
-    count[f"{name} of {phase}"] += 1
-    key = (NodeKind.COLLECTIVE, f"{name} {count[f'{name} of {phase}']} of {phase}")
-    row = _row(divided, key, recording, operator, target=name)
-    row.ranks, row.group = len(operator.ranks), named_ranks(operator.ranks)
-    return key
-
-
-def _other(divided: StepRows, recording: OpTrace, operator: Operator, phase: str) -> Key:
-    """Return the row of what a technique adds in a module."""
-    module = _path(recording, operator)
-    key = (NodeKind.OTHER, f"added to {phase} of {module or 'the model'}")
-    row = _row(divided, key, recording, operator, target="")
-    if operator.name not in row.target:
-        row.target = f"{row.target}, {operator.name}".removeprefix(", ")
-    return key
-
-
-def _row(
-    divided: StepRows, key: Key, recording: OpTrace, operator: Operator, *, target: str
-) -> RowParts:
-    module = _path(recording, operator)
-    return divided.rows.setdefault(key, RowParts(target=target, module=module))
-
-
-def _path(recording: OpTrace, operator: Operator) -> str:
-    path = list(recording.modules)[operator.module] if operator.module >= 0 else ""
-    return "" if path == recording.root else path
-
-
-def _give_views(divided: StepRows, recording: OpTrace) -> None:
-    """Give an operator that only looks at memory in another way the row of the kernel after it."""
-    after: dict[int, Key] = {}  # by interval
-    for index in range(len(recording.operators) - 1, -1, -1):
-        interval = recording.operators[index].interval
-        if index in divided.of_operator:
-            after[interval] = divided.of_operator[index]
-        elif recording.intervals[interval].step == LAST_STEP:
-            phase = recording.intervals[interval].phase
-            without = OPTIMIZER if phase is Phase.OPTIMIZER else GRADIENTS
-            key = after.get(interval, OF_LOSS if phase is Phase.FORWARD else without)
-            divided.rows.setdefault(key, RowParts())
-            divided.of_operator[index] = key
 
 
 BY_FX, BY_OPERATORS = "torch.fx.symbolic_trace", "operators"
@@ -585,13 +468,13 @@ def graph_in_process(
     asked: dict[str, Any] = {
         "device": target.name, "config": config, "workload_name": workload.name,
     }  # fmt: skip
-    nodes: list[NodeFacts] = []
+    nodes: list[GraphRow] = []
     labels, why = _labels(workload, config, target, seed, report, nodes), ""
     if isinstance(labels, Failure):
         why = labels.message
         nodes, labels = [], []
 
-    found = from_traced_step(
+    found = from_recorded_step(
         partial(_with_costs, nodes=nodes, labels=labels, why=why),
         workload, config, target, seed=seed, plan=plan, report=report, purpose="for its graph",
     )  # fmt: skip
@@ -606,12 +489,12 @@ def _labels(
     target: Target,
     seed: int,
     report: Report,
-    nodes: list[NodeFacts],
+    nodes: list[GraphRow],
 ) -> list[Label] | Failure:
     """Return which kernels the nodes run, in order, and fill in the nodes."""
     of_nodes = dataclasses.replace(
         workload,
-        build_model=partial(_build_of_nodes, workload.build_model, nodes),
+        build_model=partial(with_a_module_for_each_node, workload.build_model, nodes),
         sample_size=None,
         choices=None,
         make_optimizer=None,
@@ -619,42 +502,35 @@ def _labels(
     plain = StepConfig(
         batch_size=config.micro_batch_size, precision=config.precision, optimizer=Optimizer.SGD
     )
-    return from_traced_step(
+    return from_recorded_step(
         lambda step: labels_of(step.program.recording),
         of_nodes, plain, target, seed=seed, report=report, purpose="by torch.fx",
     )  # fmt: skip
 
 
-def _build_of_nodes(build_model: Callable[[], nn.Module], nodes: list[NodeFacts]) -> fx.GraphModule:
-    return with_a_module_for_each_node(build_model(), nodes)
-
-
 def _with_costs(
-    step: TracedStep, *, nodes: list[NodeFacts], labels: list[Label], why: str
+    step: RecordedStep, *, nodes: list[GraphRow], labels: list[Label], why: str
 ) -> dict[str, Any]:
     """Return the fields of a table: of the nodes of torch.fx, or else of operators."""
-    kernels = step.kernels()
-    num_parts = step.config.accumulation_steps
-    made = step.program, kernels, trace_of_step(step, kernels), num_parts
-    rows = rows_of(*made, nodes, labels) if nodes else None
-    if nodes and rows is None:
-        why = OTHER_GRAPH
-    traced_by = BY_FX if rows is not None else BY_OPERATORS
-    if rows is None:
-        rows = rows_of(*made, [], [])
-        assert rows is not None  # any step is a graph of its operators
+    recording, kernels = step.program.recording, step.kernels()
+    forwards = [matched(recording, labels, at) for at in range(step.program.num_recorded)]
+    if nodes and not all(forwards):
+        why, nodes, forwards = OTHER_GRAPH, [], []
+    node_of = {index: node for found in forwards for index, node in found.items()}
+    divided = divide(recording, nodes, node_of)
+    sums = bytes_of(divided, step, kernels) | seconds_of(divided, step, kernels)
 
     notes = [f"The nodes are operators, because {why}."] if why else []
     seconds = None
     if step.config.sharding is not Sharding.NONE and kernels.overlap is None:
         notes.append(NO_TIME)
     elif kernels.unknown_share <= MOST_UNKNOWN:
-        seconds = step_seconds(step.program, kernels, num_parts)
+        seconds = step_seconds(step.program, kernels, step.config.accumulation_steps)
         notes += [BESIDE] if kernels.overlap is not None else []
     return {
         "message": "",
-        "rows": rows,
-        "traced_by": traced_by,
-        "notes": (*notes, *step.program.recording.notes, *kernels.notes),
+        "rows": tuple(finished(divided, len(nodes), sums, kernels)),
+        "traced_by": BY_FX if nodes else BY_OPERATORS,
+        "notes": (*notes, *recording.notes, *kernels.notes),
         "step_seconds": seconds,
     }

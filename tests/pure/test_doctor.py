@@ -15,7 +15,7 @@ import memlab
 from memlab import StepConfig
 from memlab.__main__ import main
 from memlab._util.units import GIB, MIB
-from memlab.cli import device_visit, doctor, machine, verdict
+from memlab.cli import device_visit, doctor, verdict
 from memlab.cli.device_visit import CPU, Bench, Case
 from memlab.cli.doctor import DoctorVisit, RecordKeeper
 from memlab.cli.verdict import SettingPair
@@ -45,11 +45,11 @@ for name in ("IPython", "click", "ipywidgets", "matplotlib", "pandas", "seaborn"
     sys.modules[name] = None
 import contextlib, io
 from memlab.__main__ import main
-from memlab.cli import doctor, machine
+from memlab.cli import doctor
 import torch
 with contextlib.redirect_stderr(io.StringIO()):
     assert main(["doctor", "--device", "none"]) == 2
-assert doctor.main and machine.about() and machine.settings_for("cuda")
+assert doctor.main and doctor.about_machine() and doctor.settings_for("cuda")
 assert not torch.cuda.is_initialized()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
@@ -73,12 +73,12 @@ def test_a_card_by_a_wrong_name_is_answered_with_the_nearest_ones(capsys):
 
 def test_a_card_that_is_elsewhere_is_left_to_predictions():
     with pytest.raises(DeviceError, match=r"allowed here is 'cpu'.*predict\(.*'h200'\) needs no"):
-        machine.device_here("NVIDIA H200")
-    assert machine.device_here("cpu") == CPU
+        doctor.device_here("NVIDIA H200")
+    assert doctor.device_here("cpu") == CPU
 
 
 def test_a_machine_without_a_card_says_why():
-    *_, last = machine.about()
+    *_, last = doctor.about_machine()
     assert last.startswith("card: none (")
     assert "Everything below is about the processor" in last
 
@@ -95,10 +95,10 @@ def occupied(monkeypatch):
 
 
 def test_half_of_what_is_free_on_a_card_is_left_to_others(occupied):
-    assert machine.room_on(occupied(20 * GIB)) == machine.MOST_BYTES
-    assert machine.room_on(occupied(2 * GIB)) == GIB
+    assert doctor.room_on(occupied(20 * GIB)) == doctor.MOST_BYTES
+    assert doctor.room_on(occupied(2 * GIB)) == GIB
     with pytest.raises(DeviceError, match="cuda:0 has only 300 MiB free"):
-        machine.room_on(occupied(300 * MIB))
+        doctor.room_on(occupied(300 * MIB))
 
 
 def test_a_driver_that_does_not_answer_is_a_sentence(monkeypatch):
@@ -107,7 +107,7 @@ def test_a_driver_that_does_not_answer_is_a_sentence(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", fail)
     with pytest.raises(DeviceError, match=r"cuda:0 does not answer \(CUDA error: out of memory\)$"):
-        machine.room_on(torch.device("cuda", 0))
+        doctor.room_on(torch.device("cuda", 0))
 
 
 def test_a_record_is_added_to_where_it_is_of_the_same_device(tmp_path):
@@ -242,18 +242,18 @@ def test_a_table_marks_what_lies_beyond_the_stated_uncertainty():
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_about_forty_settings_of_models_that_need_torch_alone(monkeypatch, kind):
-    monkeypatch.setattr(machine, "has_transformers", lambda: False)
-    found = machine.settings_for(kind)
+    monkeypatch.setattr(doctor, "has_transformers", lambda: False)
+    found = doctor.settings_for(kind)
     assert 38 <= len(found) <= 44
-    assert {case.workload for case in found[:4]} == set(machine.data()["models"][kind])
+    assert {case.workload for case in found[:4]} == set(doctor.data()["models"][kind])
     assert not any(is_compiled(case.config) for case in found)
     keys = [case.key("") for case in found]
     assert len(set(keys)) == len(keys)
     first = {key.replace("|again|", "||") for key in keys if "|again|" in key}
     assert len(first) == 4
     assert first < set(keys)
-    monkeypatch.setattr(machine, "has_transformers", lambda: True)
-    assert {case.workload for case in machine.settings_for(kind)} - {
+    monkeypatch.setattr(doctor, "has_transformers", lambda: True)
+    assert {case.workload for case in doctor.settings_for(kind)} - {
         case.workload for case in found
     } == {"gpt-small"}
 
@@ -262,7 +262,7 @@ def test_about_forty_settings_of_models_that_need_torch_alone(monkeypatch, kind)
 def test_models_of_the_settings_train_without_any_other_package(monkeypatch, kind):
     for name in ("transformers", "sklearn", "ipywidgets", "matplotlib", "pandas"):
         monkeypatch.setitem(sys.modules, name, None)
-    for case in machine.settings_for(kind)[:4]:
+    for case in doctor.settings_for(kind)[:4]:
         small = {"hidden_size": 64} if "hidden_size" in case.options else {}
         workload = memlab.workloads.get(case.workload, **case.options | small)
         loss = workload.compute_loss(workload.build_model(), workload.make_batch(2))
@@ -280,10 +280,10 @@ def test_every_technique_is_tried_or_refused_in_its_own_words():
         return result(config)
 
     asked = []
-    configs = machine.settings()
+    configs = doctor.settings()
     assert next(iter(configs)) == "the plain step"
     assert [is_compiled(config) for config in configs.values()][-2:] == [True, True]
-    found = dict(machine.tried(configs, CPU, None, measure))
+    found = dict(doctor.tried(configs, CPU, None, measure))
     assert found.keys() - configs.keys() == {"an out-of-memory and the step after it"}
     assert configs.keys() <= found.keys()
     assert found["fp16-mixed"] == "crashed: SIGSEGV"
@@ -300,7 +300,7 @@ def test_formats_that_a_card_lacks_are_refused_by_its_name():
         config, outcome="out_of_memory" if limit else "ok"
     )
     cuda = torch.device("cuda", 0)
-    found = dict(machine.tried(machine.settings(), cuda, card("t4"), fine))
+    found = dict(doctor.tried(doctor.settings(), cuda, card("t4"), fine))
     assert "T4" in found["tf32"]
     assert found["offload activations"] == ""
 
@@ -308,7 +308,7 @@ def test_formats_that_a_card_lacks_are_refused_by_its_name():
 def test_running_out_of_memory_that_ends_otherwise_is_said():
     for outcomes, said in ((["ok"], "ok under a limit"), (["out_of_memory", "crashed"], "crashed")):
         left = iter(outcomes)
-        _, why = next(machine.tried({}, CPU, None, lambda *_: result(outcome=next(left))))  # noqa: B023
+        _, why = next(doctor.tried({}, CPU, None, lambda *_: result(outcome=next(left))))  # noqa: B023
         assert said in why
 
 
@@ -321,7 +321,7 @@ def visit_of(monkeypatch, end, limit=None, peak=7, outcome="ok"):
     )
     here = DoctorVisit(bench=bench, keeper=RecordKeeper(None), end=end, tell=lambda text: None,
                        limit_bytes=limit)  # fmt: skip
-    here.compare(machine.settings_for("cpu")[:3])
+    here.compare(doctor.settings_for("cpu")[:3])
     return here
 
 
@@ -358,7 +358,7 @@ def measured(monkeypatch):
 
     def examine(path, measure, device=CPU, home=None):
         monkeypatch.setattr(Bench, "measure", measure)
-        cases = machine.settings_for("cpu")[:3]
+        cases = doctor.settings_for("cpu")[:3]
         keeper = RecordKeeper(path)
         home = home or path.parent
         return doctor.examine(device, keeper, home, seconds=100, wanted=cases, configs={})
@@ -404,7 +404,7 @@ def test_without_a_place_nothing_is_written(measured, tmp_path, capsys, monkeypa
     monkeypatch.chdir(tmp_path)
     keeper = RecordKeeper(None)
     monkeypatch.setattr(Bench, "measure", lambda self, case, *_, **__: (result(), None))
-    cases = machine.settings_for("cpu")[:1]
+    cases = doctor.settings_for("cpu")[:1]
     doctor.examine(CPU, keeper, tmp_path / "home", seconds=100, wanted=cases, configs={})
     assert list(tmp_path.iterdir()) == []
     said = capsys.readouterr().out
@@ -471,7 +471,7 @@ def test_a_card_on_which_a_worker_cannot_run_a_step_is_not_used_by_this_process(
     crashed = result(outcome="crashed", message="SIGSEGV in forward")
     monkeypatch.setattr(doctor.api, "measure_only", lambda *_, **__: crashed)
     monkeypatch.setattr(doctor, "of_device", lambda device: card("t4"))
-    configs = {machine.PLAIN: StepConfig(), "adafactor": StepConfig(optimizer="adafactor")}
+    configs = {doctor.PLAIN: StepConfig(), "adafactor": StepConfig(optimizer="adafactor")}
     goes_on = doctor._try(
         torch.device(kind), None, configs, float("inf"), lambda text: None, isolate=True
     )

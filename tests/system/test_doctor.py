@@ -8,7 +8,7 @@ import torch
 import memlab
 from memlab import StepConfig, measure, workloads
 from memlab._util.units import GIB, KIB
-from memlab.cli import device_visit, doctor, machine
+from memlab.cli import device_visit, doctor
 from memlab.cli.device_visit import Case
 from memlab.cli.doctor import RecordKeeper
 from memlab.errors import DeviceError
@@ -42,7 +42,7 @@ def test_doctor_from_start_to_end_on_a_replayed_card(monkeypatch, tmp_path, caps
     path = recorded.own_folder() / "replayed.jsonl"
     wanted = [transformer(4), transformer(4, group="again"), transformer(3), transformer(2)]
     with replayed(monkeypatch, cuda):
-        device = machine.device_here("RTX 4090")
+        device = doctor.device_here("RTX 4090")
         status = doctor.examine(
             device, RecordKeeper(path), path.parent, seconds=600, wanted=wanted, configs=CONFIGS,
             isolate=False,
@@ -128,7 +128,7 @@ def test_a_card_that_an_error_has_broken_is_noticed(monkeypatch):
         cuda.broken = RuntimeError("CUDA error: device-side assert triggered")
         assert device_visit.is_broken(device)
         with pytest.raises(DeviceError, match=r"does not answer \(CUDA error: device-side"):
-            machine.room_on(device)
+            doctor.room_on(device)
 
 
 def test_what_is_replayed_is_as_documented(monkeypatch):

@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.passes.utils.fuser_utils import fuse_as_graphmodule
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from memlab._util.checks import checked, count
-from memlab._util.torch_private.tensors import NormWithStatistics, OpOverload
+from memlab._util.torch_private.tensors import NormWithStatistics
 from memlab._util.units import printable
 from memlab.errors import UnsupportedError
 from memlab.techniques.checkpointing.recompute import with_its_end
@@ -68,30 +69,6 @@ def first_line(error: BaseException) -> str:
     return (lines[0] if lines else type(error).__name__).rstrip(".")[:MOST_SAID]
 
 
-def values_at(nodes: list[fx.Node], end: int) -> list[fx.Node]:
-    """Return the values that the nodes from `end` on read from those before it."""
-    before = set(nodes[:end])
-    read = {node for later in nodes[end:] for node in later.all_input_nodes if node in before}
-    return [node for node in nodes[:end] if node in read]
-
-
-def target_of(model: nn.Module, path: str) -> Any:
-    """Return what a node of a graph refers to by a path: a module, a parameter or a buffer."""
-    found: Any = model
-    for name in path.split("."):
-        found = getattr(found, name)
-    return found
-
-
-def name_of(node: fx.Node) -> str:
-    """Return what a node calls, in words: the path of a module, or the name of a function."""
-    if isinstance(node.target, str):
-        return node.target
-    if isinstance(node.target, OpOverload):
-        return str(node.target)
-    return getattr(node.target, "__name__", str(node.target))
-
-
 KEEPS_STATISTICS = (functional.batch_norm, functional.instance_norm, torch.batch_norm)
 INSTEAD = "memory_budget below 1 or checkpointing='blocks', which restore what a forward changes"
 ASSIGNED = ("add", "sub", "mul", "truediv", "floordiv", "pow", "mod", "matmul", "and", "or", "xor")
@@ -103,14 +80,14 @@ class CheckpointedNodes(nn.Module):
 
     Args:
         model: whose modules the nodes call; it is not a part of this one.
-        graph: the nodes.
+        nodes: as a graph of their own.
     """
 
-    def __init__(self, model: fx.GraphModule, graph: fx.Graph) -> None:
+    def __init__(self, model: fx.GraphModule, nodes: fx.GraphModule) -> None:
         super().__init__()
         # their code runs on the model itself, whose parameters may be replaced by others later
-        self.graph = graph
-        self._model, self._code = (model,), (fx.GraphModule(model, graph),)
+        self.graph = nodes.graph
+        self._model, self._code = (model,), (nodes,)
 
     def forward(self, *values: torch.Tensor) -> Any:
         """Return the values that the rest of the graph reads."""
@@ -199,15 +176,16 @@ def _cuts(nodes: Sequence[fx.Node], segments: int) -> list[int]:
     return found
 
 
-def _passed_on(nodes: Sequence[fx.Node], end: int) -> list[fx.Node]:
+def _passed_on(nodes: Sequence[fx.Node], end: int) -> set[fx.Node]:
     """Return what is computed before a place and read after it; parameters are there anyway."""
-    return [node for node in values_at(list(nodes), end) if node.op != "get_attr"]
+    read = {value for later in nodes[end:] for value in later.all_input_nodes}
+    return {node for node in nodes[:end] if node in read and node.op != "get_attr"}
 
 
 def _check_repeats(model: fx.GraphModule, nodes: Sequence[fx.Node]) -> None:
     """Raise UnsupportedError for a node that must not run twice."""
     for node in nodes:
-        found = target_of(model, str(node.target)) if node.op == "call_module" else node.target
+        found = model.get_submodule(str(node.target)) if node.op == "call_module" else node.target
         name = str(node.target) if node.op == "call_module" else node.name
         keeps = isinstance(found, NormWithStatistics) and found.track_running_stats
         if keeps or found in KEEPS_STATISTICS:
@@ -238,33 +216,16 @@ def _is_new(model: fx.GraphModule, value: Any, nodes: Sequence[fx.Node]) -> bool
     """Return whether a value of the segment is memory of its own, made by a layer."""
     if not isinstance(value, fx.Node) or value not in nodes or value.op != "call_module":
         return False
-    return isinstance(target_of(model, str(value.target)), MAKES_NEW)
+    return isinstance(model.get_submodule(str(value.target)), MAKES_NEW)
 
 
 def _replace(model: fx.GraphModule, nodes: Sequence[fx.Node], name: str) -> None:
     """Replace nodes of the model's graph by one that runs them as a segment."""
-    inside = set(nodes)
     own = [node for node in nodes if node.op != "get_attr"]  # parameters are read outside
-    inputs = list(
-        dict.fromkeys(
-            read
-            for node in own
-            for read in node.all_input_nodes
-            if read not in inside or read.op == "get_attr"
-        )
-    )
-    outputs = [node for node in own if any(user not in inside for user in node.users)]
-
-    graph, copies = fx.Graph(), {}
-    for node in inputs:
-        copies[node] = graph.placeholder(node.name)
-    for node in own:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(copies[outputs[0]])
-
-    model.add_submodule(name, CheckpointedNodes(model, graph))
+    inside, inputs, (output,) = fuse_as_graphmodule(model, own, name)
+    model.add_submodule(name, CheckpointedNodes(model, inside))
     with model.graph.inserting_after(nodes[-1]):
-        segment = model.graph.call_module(name, tuple(inputs))
-    outputs[0].replace_all_uses_with(segment, delete_user_cb=lambda user: user not in inside)
+        segment = model.graph.call_module(name, inputs)
+    output.replace_all_uses_with(segment, delete_user_cb=lambda user: user not in own)
     for node in reversed(own):
         model.graph.erase_node(node)
