@@ -51,16 +51,12 @@ def test_the_timeline_is_that_of_the_trace(count):
     """Two ways to the same numbers: block by block, and by sums."""
     base = BASE[min(count, 3)]
     sizes = [5] * count
-    memory = step_memory(base.trace(sizes)[0], 1)
+    trace, reserved = base.trace(sizes)
+    assert (trace.nbytes.sum(), reserved) == (0, None)  # every block is freed
+    memory = step_memory(trace, 1)
     assert np.array_equal(memory.timeline.total_bytes, base.timeline(sizes).total_bytes)
     assert np.array_equal(memory.timeline.phase, base.timeline(sizes).phase)
     assert sum(h.nbytes for h in memory.holdings()) == memory.peak_bytes
-
-
-def test_every_block_of_a_repeated_micro_batch_is_freed():
-    trace, reserved = BASE[3].trace([4] * 9)
-    assert trace.nbytes.sum() == 0
-    assert reserved is None
 
 
 def test_single_samples_beside_larger_ones_are_recorded_as_they_are():
@@ -69,10 +65,7 @@ def test_single_samples_beside_larger_ones_are_recorded_as_they_are():
     assert found.program.num_recorded == 2
     assert found.covers(config.micro_batch_sizes)
     assert not found.covers([4, 4])
-
-
-def test_a_batch_of_one_needs_a_recording_of_one_alone():
-    assert not BASE[1].covers([1])
+    assert not BASE[1].covers([1])  # a batch of one needs a recording of one alone
     one = forecast(StepConfig(batch_size=1), blocks())
     assert one.covers([1])
     assert not one.covers([2])
