@@ -44,17 +44,14 @@ def test_peaks_and_rates_stand_where_the_results_are():
     assert {" zero3", " ddp"} <= set(texts_of(figure))
 
 
-def test_without_a_time_there_is_only_the_peak():
-    figure = plots.scaling([result("zero2", n, rate=None) for n in RANKS])
-    assert [axes.get_label() for axes in figure.axes] == ["peak"]
-    assert not any("per second" in text for text in texts_of(figure))
-
-
-def test_results_without_a_peak_are_left_out():
+def test_what_has_no_peak_is_left_out_and_what_has_no_time_has_only_a_peak():
     failed = make_result(outcome=Outcome.FAILED, message="no", peak_allocated_bytes=None)
     assert plots.scaling([failed]).axes == []
     figure = plots.scaling([failed, result("ddp", 2, rate=1.0)])
     assert len(line(figure, "peak", "ddp").get_xdata()) == 1
+    figure = plots.scaling([result("zero2", n, rate=None) for n in RANKS])  # without a time
+    assert [axes.get_label() for axes in figure.axes] == ["peak"]
+    assert not any("per second" in text for text in texts_of(figure))
 
 
 def test_each_strategy_is_a_line_that_is_named_with_its_groups_and_what_goes_with_it():
