@@ -5,10 +5,10 @@ many commits later. mypy looks at memlab alone.
 """
 
 import ast
-import copy
 import functools
 import inspect
 from collections.abc import Iterator
+from inspect import Parameter
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +62,22 @@ def taken_by(name: str, known: dict[str, Any]) -> inspect.Signature | None:
 
 
 def signature(args: ast.arguments) -> inspect.Signature:
-    """Return the signature of a function as its source says it, without types and defaults."""
-    bare = copy.deepcopy(args)
-    for each in ast.walk(bare):
-        if isinstance(each, ast.arg):
-            each.annotation = None
-    nothing = ast.Constant(None)
-    bare.defaults = [nothing for _ in bare.defaults]
-    bare.kw_defaults = [default and nothing for default in bare.kw_defaults]
-    return inspect.signature(eval(f"lambda {ast.unparse(bare)}: None"))
+    """Return the signature of a function as its source says it."""
+    by_place = [(each.arg, Parameter.POSITIONAL_ONLY) for each in args.posonlyargs]
+    by_place += [(each.arg, Parameter.POSITIONAL_OR_KEYWORD) for each in args.args]
+    first_default = len(by_place) - len(args.defaults)
+    parameters = [
+        Parameter(name, kind, default=None if i >= first_default else Parameter.empty)
+        for i, (name, kind) in enumerate(by_place)
+    ]
+    if args.vararg:
+        parameters.append(Parameter(args.vararg.arg, Parameter.VAR_POSITIONAL))
+    for each, default in zip(args.kwonlyargs, args.kw_defaults, strict=True):
+        value = Parameter.empty if default is None else None
+        parameters.append(Parameter(each.arg, Parameter.KEYWORD_ONLY, default=value))
+    if args.kwarg:
+        parameters.append(Parameter(args.kwarg.arg, Parameter.VAR_KEYWORD))
+    return inspect.Signature(parameters)
 
 
 def calls(node: ast.AST, hidden: frozenset[str] = frozenset()) -> Iterator[ast.Call]:
