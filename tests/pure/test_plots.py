@@ -171,17 +171,18 @@ def test_a_part_that_there_is_not_is_refused_or_said():
     assert texts_of(figure) == ["This step has no backward phase."]
 
 
-def test_without_a_timeline_the_message_is_shown():
-    crashed = replace(
-        make_result(), timeline=None, outcome=Outcome.CRASHED, message="It broke. " * 9
-    )
-    shown = " ".join(texts_of(plots.timeline(crashed))).replace("\n", " ")
-    assert shown == crashed.message.strip()
-
-
-def test_out_of_memory_draws_what_ran():
+def test_what_ran_is_drawn_and_without_a_timeline_the_prediction_or_the_message():
     figure = plots.timeline(out_of_memory(), limit_bytes=20 * MIB)
     assert "over the limit" in polygons(figure)
+
+    without = replace(
+        make_result(), timeline=None, outcome=Outcome.CRASHED, message="It broke. " * 9
+    )
+    shown = " ".join(texts_of(plots.timeline(without))).replace("\n", " ")
+    assert shown == without.message.strip()
+    figure = plots.timeline(make_result(source=Source.PREDICTED), measured=without)
+    assert polygons(figure)
+    assert "measured" not in [drawn.get_label() for drawn in axes_of(figure, "timeline").lines]
 
 
 def test_peak_bar_adds_up_and_shows_free_and_over():
@@ -329,7 +330,7 @@ def test_names_of_equal_runs_do_not_cover_each_other():
     assert len({text.get_position() for text in axes.texts}) == 3
 
 
-def test_names_are_not_written_across_the_front():
+def test_names_are_not_written_across_the_front_or_other_dots():
     costs = [(0.1, 40 * MIB), (0.3, 30 * MIB), (0.6, 15 * MIB)]
     results = [make_result(seconds=(s,), peak_allocated_bytes=peak) for s, peak in costs]
     figure = plots.memory_against_time(results, labels=["a", "run 2", "c"], pinned=[1])
@@ -339,13 +340,12 @@ def test_names_are_not_written_across_the_front():
     # above its dot lies the line from the first run, and at its right the line to the last one
     assert (x < 0.3, y <= 30 * MIB) == (True, True)
 
-
-def test_names_avoid_other_dots():
+    # nor across another dot: the second one stands where the name would go first
     results = [make_result(seconds=(s,)) for s in (0.50, 0.55, 1.0)]
     figure = plots.memory_against_time(results, labels=["first", "b", "c"], pinned=[0])
-    axes = axes_of(figure, "memory against time")
-    first = next(text for text in axes.texts if text.get_text() == "first")
-    assert first.get_position()[0] < 0.50  # the second dot stands where the name would go first
+    texts = axes_of(figure, "memory against time").texts
+    first = next(text for text in texts if text.get_text() == "first")
+    assert first.get_position()[0] < 0.50
 
 
 def test_varying_fields_puts_the_most_varied_first():
@@ -504,13 +504,6 @@ def test_a_run_is_a_line_over_its_prediction_with_the_signed_error():
     assert line(axes, "measured").get_linestyle() != line(axes, "compare").get_linestyle()
     assert "-20.0 %" in texts_of(figure)
     assert any("measured and predicted" in text for text in texts_of(figure))
-
-
-def test_a_run_without_a_timeline_leaves_the_prediction_alone():
-    predicted, failed = make_result(source=Source.PREDICTED), out_of_memory(timeline=None)
-    figure = plots.timeline(predicted, measured=replace(failed, timeline=None))
-    assert polygons(figure)
-    assert "measured" not in [drawn.get_label() for drawn in axes_of(figure, "timeline").lines]
 
 
 def test_reserved_bytes_are_compared_with_the_limit():

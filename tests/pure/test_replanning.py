@@ -71,11 +71,11 @@ def test_any_budget_is_told_from_any_other(device, steps):
 
 def test_the_plans_of_one_batch_size_tell_of_another():
     small, large = configs(batch_size=8), configs(batch_size=24)
-    chain = plans(small[0], "t4")
+    chain, of_large = plans(small[0], "t4"), plans(large[0], "t4")
     plain = predicted(large[0], "t4", chain)
     for config in large[1:]:
         found = replanned(plain, config, chain, small[0])
-        wanted = predicted(config, "t4", plans(large[0], "t4"))
+        wanted = predicted(config, "t4", of_large)
         assert found.peak_allocated_bytes == pytest.approx(
             wanted.peak_allocated_bytes, rel=OTHER_BATCH
         )

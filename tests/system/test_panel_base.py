@@ -1,13 +1,14 @@
 """What a quantized base saves, in the panel: beside the base, off the kernel's thread, by click."""
 
 import threading
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
 import memlab
 from memlab import MemlabError, Outcome, workloads
-from memlab._panel import page, questions, runner
+from memlab._panel import questions, runner
 from memlab.prediction.predict import Prediction
 from memlab.search.quantized_base import BaseComparison, BasePart, BaseRemedy
 from tests.forecast_parts import MIB, predicted
@@ -24,12 +25,10 @@ def predict_at_once(workload, config, device, **_):
 
 
 @pytest.fixture
-def panel(monkeypatch):
+def panel(monkeypatch, nothing_ahead):
     monkeypatch.setattr(questions, "predict_with_forecast", predict_at_once)
-    monkeypatch.setattr(page, "neighbours", lambda *_: [])
-    made = memlab.panel(TUNED, device="rtx-4060")
-    yield made
-    made.close()
+    with closing(memlab.panel(TUNED, device="rtx-4060")) as made:
+        yield made
 
 
 def comparison(config):
