@@ -5,7 +5,7 @@ from memlab._panel import questions
 from memlab._panel.questions import Estimate, How, Question
 from memlab.prediction.predict import Prediction
 from memlab.result import Source
-from tests.panel_parts import make_result
+from tests.panel_parts import PATIENCE_SECONDS, make_result
 
 MIB = 2**20
 
@@ -24,6 +24,21 @@ def estimate(result, *, exact=True):
     asked = Question(result.workload_name, result.config, result.device)
     how = How.PREDICTED if exact else How.INTERPOLATED
     return Estimate(question=asked, result=result, exact=exact, how=how)
+
+
+def answered(found, *questions):
+    """Ask one after another, and wait for each answer; a number is a batch size."""
+    for asked in questions:
+        found.ask(question(asked) if isinstance(asked, int) else asked)
+        assert found.wait(PATIENCE_SECONDS)
+
+
+def sizes(configs):
+    return [config.batch_size for config in configs]
+
+
+def of_estimates(estimates):
+    return sizes(one.question.config for one in estimates)
 
 
 def worker(monkeypatch, answer):

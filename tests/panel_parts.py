@@ -1,10 +1,12 @@
 """What the tests of the panel share: a tiny workload, results, facts, and looking at widgets."""
 
 import time
+from contextlib import closing
 
 import torch
 from torch import nn
 
+import memlab
 from memlab import Outcome, StepConfig, Workload
 from memlab._panel import app, state
 from memlab.result import Source, StepResult
@@ -54,6 +56,11 @@ def make_facts(**changes):
         "blocks": ("h.0", "h.1"),
     }
     return WorkloadFacts(**{**facts, **changes})
+
+
+def opened(device="cpu", **arguments):
+    """Return a panel of the tiny workload, which the end of a `with` closes."""
+    return closing(memlab.panel(make_workload(), device=device, **arguments))
 
 
 def settings(**changes):

@@ -58,6 +58,11 @@ def test_small_blocks_fill_a_segment_of_2_mib():
     # 4095 blocks of 512 B leave one: it is split off and used; then the segment is full
     many = run(*((f"{i:04}", 1) for i in range(4097)))
     assert many.reserved_bytes[[4094, 4095, 4096]].tolist() == [2 * MIB, 2 * MIB, 4 * MIB]
+    # an event of no bytes does nothing
+    nothing = run(("a", 0), ("b", 1), ("a", 0), ("b",))
+    assert nothing.reserved_bytes.tolist() == [0, 2 * MIB, 2 * MIB, 2 * MIB]
+    assert nothing.allocated_bytes.tolist() == [0, 512, 512, 0]
+    assert (len(run().reserved_bytes), run().peak_reserved_bytes) == (0, 0)
 
 
 def test_requests_below_10_mib_share_segments_of_20():
@@ -87,14 +92,6 @@ def test_a_freed_block_joins_its_free_neighbours_within_its_segment_only():
 def test_pools_do_not_lend_to_each_other():
     assert reserved_mib(run(("a", 30 * MIB), ("a",), ("b", 1))) == [30, 30, 32]
     assert reserved_mib(run(("a", 1), ("a",), ("b", 2 * MIB))) == [2, 2, 22]
-
-
-def test_an_event_of_no_bytes_does_nothing():
-    result = run(("a", 0), ("b", 1), ("a", 0), ("b",))
-    assert result.reserved_bytes.tolist() == [0, 2 * MIB, 2 * MIB, 2 * MIB]
-    assert result.allocated_bytes.tolist() == [0, 512, 512, 0]
-    empty = run()
-    assert (len(empty.reserved_bytes), empty.peak_reserved_bytes) == (0, 0)
 
 
 def test_at_the_limit_free_segments_are_given_back_and_the_request_is_tried_again():
@@ -191,9 +188,6 @@ def test_impossible_events_are_refused_by_name(address, nbytes, options, names):
     with pytest.raises(ConfigError) as error:
         replay(np.array(address), np.array(nbytes), **options)
     assert names in str(error.value)
-
-
-def test_a_limit_is_at_least_one_byte():
     with pytest.raises(ConfigError, match="limit_bytes=0"):
         AllocatorSettings(limit_bytes=0)
 

@@ -1,6 +1,5 @@
 """The replay of the allocator against a slow one that is written for clarity, on drawn events."""
 
-import itertools
 import random
 
 import numpy as np
@@ -10,12 +9,8 @@ from hypothesis import strategies as st
 
 from memlab._util.units import KIB, MIB
 from memlab.memory.replay import (
-    LARGE_SEGMENT,
     AllocatorSettings,
-    ExpandablePool,
-    SegmentPool,
     replay,
-    round_block,
 )
 
 
@@ -222,56 +217,3 @@ def test_it_agrees_with_the_slow_replay_on_long_crowded_runs(seed, expandable):
     limit = int(unlimited.peak_reserved_bytes * 0.93)
     limited = assert_agrees(np.array(address), np.array(nbytes), limit, expandable, flushes)
     assert limited.num_flushes > 0
-
-
-@settings(deadline=None)
-@given(event_lists(), LIMITS, st.booleans())
-def test_what_is_reserved_holds_what_is_allocated_and_can_be_given_back(events, limit, expandable):
-    address, nbytes, flushes = events
-    chosen = AllocatorSettings(expandable_segments=expandable, limit_bytes=limit)
-    result = replay(address, nbytes, chosen, flush_before=flushes)
-    assert (result.reserved_bytes >= result.allocated_bytes).all()
-    assert (result.reserved_bytes % (2 * MIB) == 0).all()
-    assert limit is None or result.peak_reserved_bytes <= limit
-    served = result.out_of_memory_at if result.out_of_memory_at is not None else len(address)
-    requested = np.cumsum(np.sign(nbytes[:served]) * round_block(np.abs(nbytes[:served])))
-    rests = result.allocated_bytes[:served] - requested
-    assert (rests >= 0).all()
-    assert not expandable or (rests == 0).all()  # all is split to 512 B there
-    last = dict(zip(address.tolist(), nbytes.tolist(), strict=True))
-    used = [name for name, size in last.items() if size > 0]
-    end = replay(
-        np.concatenate([address, used, [0]]).astype(np.int64),
-        np.concatenate([nbytes, np.full(len(used), -1), [0]]).astype(np.int64),
-        AllocatorSettings(expandable_segments=expandable),
-        flush_before=[len(address) + len(used)],
-    )
-    assert (end.reserved_bytes[-1], end.allocated_bytes[-1]) == (0, 0)
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(0, 4), st.integers(1, 90_000)), max_size=80),
-    st.sampled_from([(SegmentPool, 1), (SegmentPool, 2049), (ExpandablePool, LARGE_SEGMENT)]),
-)
-def test_blocks_never_overlap_and_are_taken_from_what_was_reserved(steps, kind):
-    pool, blocks = kind[0](kind[1]), []
-    for action, size in steps:
-        if action == 0:
-            pool.flush()
-        elif action == 1 and blocks:
-            pool.give(*blocks.pop(size % len(blocks)))
-        else:
-            block = pool.take(size)
-            if block is None:
-                assert pool.grow(size, 2**40)
-                block = pool.take(size)
-            assert block[1] >= size
-            blocks.append(block)
-        ordered = sorted(blocks)
-        assert all(a + n <= b for (a, n), (b, _) in itertools.pairwise(ordered))
-        assert sum(n for _, n in blocks) <= pool.reserved
-    for block in blocks:
-        pool.give(*block)
-    pool.flush()
-    assert pool.reserved == 0

@@ -49,20 +49,6 @@ def test_a_call_has_one_bar_which_is_gone_when_it_ends(terminal):
     assert shown.rpartition("outer")[2].strip("\r \x1b[A\n") == ""
 
 
-def test_a_call_that_is_over_at_once_shows_nothing(terminal, monkeypatch):
-    monkeypatch.setattr(bar, "DELAY_SECONDS", 60.0)
-    shown = terminal()
-    outer()
-    assert shown.getvalue() == ""
-
-
-@pytest.mark.parametrize("stream", [None, object()])
-def test_a_standard_error_that_is_no_stream_is_no_terminal(monkeypatch, stream):
-    monkeypatch.setattr(bar, "_is_notebook", lambda: False)
-    monkeypatch.setattr("sys.stderr", stream)
-    assert outer() is None
-
-
 def test_a_bar_is_not_left_behind_by_an_error(terminal):
     @bar.shows_progress
     def fails(*, on_progress=None, progress=True):
@@ -83,14 +69,22 @@ def test_no_bar_where_it_is_not_wanted_not_even_of_a_call_inside(terminal, optio
     assert shown.getvalue() == ""
 
 
-def test_no_bar_in_a_thread_nor_without_a_terminal(terminal, monkeypatch):
+def test_no_bar_in_a_thread_nor_without_a_terminal_nor_of_a_call_that_is_over_at_once(
+    terminal, monkeypatch
+):
     shown = terminal()
+    with monkeypatch.context() as patch:
+        patch.setattr(bar, "DELAY_SECONDS", 60.0)
+        outer()
     thread = threading.Thread(target=outer)
     thread.start()
     thread.join()
     monkeypatch.setattr(shown, "isatty", lambda: False)
     assert outer() is None
     assert shown.getvalue() == ""
+    for stream in (None, object()):
+        monkeypatch.setattr("sys.stderr", stream)
+        assert outer() is None
 
 
 CELL = """

@@ -64,44 +64,22 @@ def test_a_larger_or_newer_card_of_a_family_is_no_slower(older, newer):
     assert old.memory_bytes_per_second <= new.memory_bytes_per_second
 
 
-def test_figures_that_datasheets_print():
-    assert cards.find("h100").bf16_flops_per_second == 989.4e12  # 1979 with sparsity
-    assert cards.find("a100-80").memory_bytes_per_second == 2.039e12
-    assert cards.find("t4").fp16_flops_per_second == 65e12
-    assert cards.find("rtx-4090").num_multiprocessors == 128
-
-
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("H200", "h200"),
-        ("RTX 4090", "rtx-4090"),
-        ("rtx_4090", "rtx-4090"),
-        ("rtx4090", "rtx-4090"),
         ("4090", "rtx-4090"),
-        ("NVIDIA GeForce RTX 3060", "rtx-3060"),
         ("  nvidia l4 ", "l4"),
-        ("L40S", "l40s"),
         ("Tesla T4", "t4"),
         ("a100-80gb", "a100-80"),
-        ("A100_40", "a100-40"),
         ("NVIDIA A100-SXM4-40GB", "a100-40"),
         ("A100-SXM-80GB", "a100-80"),
         ("NVIDIA A100-PCIE-40GB", "a100-pcie-40"),
         ("A100 PCIe 40 GB", "a100-pcie-40"),
         ("a100-40-pcie", "a100-pcie-40"),
         ("NVIDIA A100 80GB PCIe", "a100-pcie-80"),
-        ("NVIDIA A100-PCIE-80GB", "a100-pcie-80"),
-        ("NVIDIA H100 PCIe", "h100-pcie"),
-        ("NVIDIA A10G", "a10g"),
-        ("NVIDIA B200", "b200"),
-        ("Tesla V100-PCIE-16GB", "v100-pcie-16"),
         ("Tesla V100-PCIE-32GB", "v100-pcie-32"),
         ("Tesla P100-PCIE-16GB", "p100"),
-        ("Tesla P4", "p4"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "rtx-4090-laptop"),
-        ("NVIDIA GeForce RTX 4070 Laptop GPU", "rtx-4070-laptop"),
-        ("rtx 5070 laptop", "rtx-5070-laptop"),
         ("3060 Laptop", "rtx-3060-laptop"),
         ("NVIDIA GeForce RTX 3080 Laptop GPU 16GB", "rtx-3080-laptop-16"),
         ("GeForce RTX 3090", "rtx-3090"),
@@ -188,26 +166,21 @@ def test_the_context_estimate_is_near_what_was_seen(name, seen_mib):
     assert abs(cards.find(name).context_bytes - seen_mib * MIB) < 100 * MIB
 
 
-def test_an_unknown_card_is_refused_with_the_list():
-    with pytest.raises(DeviceError) as caught:
-        cards.resolve("rtx-9999")
-    message = str(caught.value)
-    assert "device='rtx-9999'" in message
-    assert all(repr(name) in message for name in cards.names())
-    assert "'24GiB'" in message
-    with pytest.raises(DeviceError):
-        cards.resolve(24)
-
-
-def test_a_card_resolves_to_a_cuda_target_of_its_name():
+def test_a_name_resolves_to_a_target_and_an_unknown_one_is_refused_with_the_list():
     target = cards.resolve("RTX 4090")
     assert (target.kind, target.card.name, target.name) == ("cuda", "rtx-4090", "rtx-4090")
+    assert cards.card("RTX 4090") == target.card
     assert cards.resolve("24 GiB").name == "24GiB"
-
-
-@pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
-def test_the_cpu_is_a_target_without_a_card(device):
-    assert cards.resolve(device) == cards.Target(kind="cpu", card=None, name="cpu")
+    for device in ("cpu", torch.device("cpu")):
+        assert cards.resolve(device) == cards.Target(kind="cpu", card=None, name="cpu")
+    for device in ("cpu", "gtx-1080"):
+        with pytest.raises(DeviceError, match="'h200'"):
+            cards.card(device)
+    with pytest.raises(DeviceError, match="device='rtx-9999'") as caught:
+        cards.resolve("rtx-9999")
+    assert all(repr(name) in str(caught.value) for name in [*cards.names(), "24GiB"])
+    with pytest.raises(DeviceError):
+        cards.resolve(24)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
@@ -258,13 +231,6 @@ def test_a_card_of_another_memory_has_no_known_speed(monkeypatch):
     assert (narrow.name, peaks(narrow)) == ("nvidia-geforce-rtx-3060", [None] * 4)
     whole = fake_properties(monkeypatch, total_memory=12 * GIB, **facts)  # as Windows shows it
     assert whole.name == "rtx-3060"
-
-
-def test_a_card_by_name_is_what_a_prediction_for_it_is_for():
-    assert cards.card("RTX 4090") == cards.resolve("rtx-4090").card
-    for device in ("cpu", "gtx-1080"):
-        with pytest.raises(DeviceError, match="'h200'"):
-            cards.card(device)
 
 
 # The table of cards, held against physics: units x 2 x clock, which catches typing errors.

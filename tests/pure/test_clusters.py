@@ -14,6 +14,7 @@ from memlab.errors import DeviceError
 
 MILLION = 10**6
 LARGE = 10**10  # bytes, beside which latencies vanish
+FORMS = ("8x-h100", "64x8-h100", "4x1-rtx-4090", "2-pcs", "2-pcs-1gbit")
 
 
 @pytest.mark.parametrize("name", clusters.names())
@@ -41,6 +42,7 @@ def test_a_cluster_that_people_are_shown_is_found_by_its_own_name(name):
         ("2 PCs", "2-pcs"),
         ("2 PCs, 1 Gbit", "2-pcs-1gbit"),
         ("1x8-a100-80", "8x-a100-80"),
+        *zip(FORMS, FORMS, strict=True),
     ],
 )
 def test_many_spellings_find_a_cluster(text, name):
@@ -56,28 +58,20 @@ def test_other_texts_name_no_cluster(text):
         cards.resolve(text)
 
 
-@pytest.mark.parametrize("text", ["3-pcs", "2-pcs-5gbit", "2x-gtx"])
-def test_an_unknown_cluster_is_refused_with_the_forms_that_there_are(text):
-    with pytest.raises(DeviceError) as refused:
-        cards.resolve(text)
-    forms = ("8x-h100", "64x8-h100", "4x1-rtx-4090", "2-pcs", "2-pcs-1gbit")
-    for form in forms:
-        assert f"'{form}'" in str(refused.value)
-        assert cards.resolve(form).cluster is not None
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("16x-h100", "'2x8-h100', which is 2 such machines$"),
-        ("0x-h100", "1 to 4096"),
-        ("513x8-h100", "1 to 4096"),
-        ("2x4-l4", "'4x-l4'"),
+        ("16x-h100", ["'2x8-h100', which is 2 such machines"]),
+        ("0x-h100", ["1 to 4096"]),
+        ("513x8-h100", ["1 to 4096"]),
+        ("2x4-l4", ["'4x-l4'"]),
+        *((unknown, map(repr, FORMS)) for unknown in ("3-pcs", "2-pcs-5gbit", "2x-gtx")),
     ],
 )
-def test_machines_that_do_not_exist_are_refused_with_a_remedy(text, said):
-    with pytest.raises(DeviceError, match=said):
+def test_machines_that_do_not_exist_are_refused_with_the_forms_that_there_are(text, said):
+    with pytest.raises(DeviceError) as refused:
         cards.resolve(text)
+    assert all(each in str(refused.value) for each in said)
 
 
 @pytest.mark.parametrize(
@@ -90,9 +84,6 @@ def test_more_ranks_than_cards_are_refused_before_anything_runs(device, world_si
     with pytest.raises(DeviceError, match=f"world_size={world_size} is more.*{remedy}"):
         memlab.predict(workload, config, device)
     assert cards.cluster(remedy).num_devices >= world_size
-
-
-def test_one_card_has_no_room_for_two_ranks():
     said = "is more than the one card of device='1x-h100'; use device='2x-h100', or world_size=1$"
     with pytest.raises(DeviceError, match=said):
         clusters.check_room(cards.cluster("1x-h100"), 2)
@@ -142,18 +133,9 @@ def test_two_machines_over_ethernet_by_hand():
     assert seconds == pytest.approx(50e6 / (1.25e9 * 1460 / 1538), rel=0.01)
     slower = collective_seconds("all-gather", 100 * MILLION, range(2), cards.cluster("2-pcs-1gbit"))
     assert slower / seconds == pytest.approx(10, rel=0.02)
-
-
-def test_a_short_message_takes_as_long_as_published():
-    """38 us for 8 bytes between two machines over sockets (nccl-tests issue 82)."""
+    # 38 us for 8 bytes between two machines over sockets (nccl-tests issue 82)
     seconds = collective_seconds("broadcast", 8, range(2), cards.cluster("2-pcs"))
     assert seconds == pytest.approx(38e-6, rel=0.1)
-
-
-def test_one_rank_sends_nothing():
-    for kind in Collective:
-        assert collective_seconds(kind, MILLION, [3], cards.cluster("8x-h100")) == 0.0
-        assert kind.sent_bytes(MILLION, 1) == 0
 
 
 @given(
@@ -177,6 +159,9 @@ def test_bytes_on_the_wire_by_hand():
         "all-gather": 300, "reduce-scatter": 300, "all-reduce": 600, "broadcast": 400,
         "all-to-all": 300,
     }  # fmt: skip
+    for kind in Collective:  # one rank sends nothing
+        assert collective_seconds(kind, MILLION, [3], cards.cluster("8x-h100")) == 0.0
+        assert kind.sent_bytes(MILLION, 1) == 0
 
 
 def test_a_card_of_a_cluster_has_the_memory_of_the_card():

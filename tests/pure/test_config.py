@@ -38,10 +38,7 @@ def test_defaults_are_the_contract():
         "expandable_segments": False,
     }
     assert contract.items() <= StepConfig().to_dict().items()  # which new fields extend
-
-
-def test_choices_are_read_from_text_and_print_as_text():
-    config = StepConfig(precision="bf16-mixed")
+    config = StepConfig(precision="bf16-mixed")  # read from text and printed as text
     assert config.precision is Precision.BF16_MIXED
     assert str(config) == "batch_size=8, precision=bf16-mixed"
 
@@ -82,11 +79,6 @@ def test_bad_value_names_field_value_and_what_is_allowed(field, value, allowed):
     assert allowed in message
 
 
-def test_more_micro_batches_than_samples_is_refused_with_a_remedy():
-    with pytest.raises(MemlabError, match=r"accumulation_steps=9 .* batch_size=8.*lower"):
-        StepConfig(accumulation_steps=9)
-
-
 def test_the_budget_slides_to_one_with_a_solver_chosen():
     chosen = StepConfig(memory_budget=0.5, budget_engine="compile", budget_solver="greedy")
     assert dataclasses.replace(chosen, memory_budget=1.0).budget_solver == "greedy"
@@ -98,6 +90,8 @@ def test_positional_and_unknown_fields_are_refused():
         StepConfig(8)
     with pytest.raises(TypeError):
         StepConfig(batchsize=8)
+    with pytest.raises(MemlabError, match=r"accumulation_steps=9 .* batch_size=8.*lower"):
+        StepConfig(accumulation_steps=9)
     with pytest.raises(dataclasses.FrozenInstanceError):
         StepConfig().batch_size = 4
 

@@ -63,13 +63,6 @@ def test_a_row_of_another_operator_or_machine_is_not_believed():
             cost_store._cost(line, here, text)
 
 
-def test_another_store_on_the_file_reads_what_one_has_written(tmp_path):
-    Store(tmp_path / "new").write({operator(1): COST})
-    other = Store(tmp_path / "new")
-    assert other.read([operator(1), operator(2)]) == {operator(1): COST}
-    assert other.problem is None
-
-
 def test_other_circumstances_know_nothing(tmp_path):
     Store(tmp_path).write({operator(1): COST})
     before = torch.get_num_threads()
@@ -81,40 +74,32 @@ def test_other_circumstances_know_nothing(tmp_path):
     assert Store(tmp_path).read([operator(1)]) == {operator(1): COST}
 
 
-def test_a_later_cost_replaces_an_earlier_one(tmp_path):
-    store = Store(tmp_path)
-    store.write({operator(1): OperatorCost(output_bytes=(), peak_bytes=1)})
-    store.write({operator(1): COST})
-    assert store.read([operator(1)]) == Store(tmp_path).read([operator(1)]) == {operator(1): COST}
-
-
 def test_more_operators_than_a_query_takes(tmp_path):
     many = {operator(i): OperatorCost(output_bytes=(i,), peak_bytes=i) for i in range(1200)}
     Store(tmp_path).write(many)
     assert Store(tmp_path).read(many) == many
 
 
-def spoil(path: Path) -> None:
-    path.write_bytes(b"this is not a database" * 100)
+def spoil(file: Path) -> None:
+    file.write_bytes(b"this is not a database" * 100)
 
 
-def test_a_damaged_file_leaves_a_store_in_memory_and_a_sentence(tmp_path):
-    Store(tmp_path).write({operator(1): COST})
-    spoil(tmp_path / cost_store.FILE)
-    store = Store(tmp_path)
+def put_a_file_for_the_folder(file: Path) -> None:
+    file.parent.rmdir()
+    file.parent.write_text("in the way")
+
+
+@pytest.mark.parametrize("spoiled", [spoil, Path.mkdir, put_a_file_for_the_folder])
+def test_a_file_that_cannot_be_used_leaves_a_store_in_memory_and_a_sentence(tmp_path, spoiled):
+    folder = tmp_path / "costs"
+    folder.mkdir()
+    spoiled(folder / cost_store.FILE)
+    store = Store(folder)
     assert store.read([operator(1)]) == {}
     assert str(store.path) in store.problem
     assert "MEMLAB_CACHE" in store.problem
     store.write({operator(2): COST})
     assert store.read([operator(2)]) == {operator(2): COST}
-
-
-def test_a_folder_that_cannot_be_made_leaves_a_store_in_memory(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    store = Store(tmp_path / "file" / "below")
-    store.write({operator(1): COST})
-    assert store.problem is not None
-    assert store.read([operator(1)]) == {operator(1): COST}
 
 
 def test_a_read_only_file_is_read_and_then_left_alone(tmp_path):
@@ -188,13 +173,6 @@ def test_reading_asks_the_file_once(tmp_path, monkeypatch):
     assert store.read([operator(1)]) == {operator(1): COST}
 
 
-def test_a_file_that_was_deleted_is_forgotten(tmp_path):
-    store = Store(tmp_path)
-    store.write({operator(1): COST})
-    store.path.unlink()
-    assert store.read([operator(1)]) == {}
-
-
 def test_a_file_that_was_deleted_and_written_anew_is_not_the_old_one(tmp_path):
     store, other = Store(tmp_path), Store(tmp_path)
     for seconds in (1.0, 2.0, 3.0, 4.0):  # faster than the system's dates of files move
@@ -202,6 +180,8 @@ def test_a_file_that_was_deleted_and_written_anew_is_not_the_old_one(tmp_path):
         cost = replace(COST, seconds=seconds)
         other.write({operator(1): cost})
         assert store.read([operator(1)]) == {operator(1): cost}
+    store.path.unlink()
+    assert store.read([operator(1)]) == {}
 
 
 def test_what_another_process_has_written_replaces_what_is_held(tmp_path):
@@ -267,13 +247,6 @@ def test_a_row_that_cannot_be_is_dropped_with_a_note_and_the_others_are_read(tmp
     assert str(store.path) in note
     store.write({operator(1): COST})
     assert Store(tmp_path).read([operator(1)]) == {operator(1): COST}
-
-
-def test_a_folder_in_place_of_the_file_is_told(tmp_path):
-    store = Store(tmp_path)
-    store.path.mkdir()
-    assert store.read([operator(1)]) == {}
-    assert "cannot be used" in store.notes[0]
 
 
 def test_an_overhead_may_come_out_a_little_below_nothing_and_no_more(tmp_path):

@@ -80,10 +80,6 @@ def test_what_has_a_kernel_beside_other_fallbacks_is_seen_by_autograd_as_one() -
     assert {here(name) for name in beside} <= {"autograd kernel", "backend fallback"}
 
 
-def test_functions_with_a_kernel_for_other_devices_alone_are_taken_apart() -> None:
-    assert here("native_channel_shuffle") == here("max_pool2d") == here("linear") == "math kernel"
-
-
 @pytest.mark.skipif(not HAS_CUDA, reason="only a PyTorch with CUDA has registered its kernels")
 def test_the_dispatcher_of_a_build_with_cuda_agrees_with_the_table() -> None:
     for name in TABLE.keys() - CHOSEN_BY_THE_STAND_IN.keys():
@@ -155,19 +151,20 @@ def there_and_back(function: Callable[[torch.Tensor], torch.Tensor]) -> OpTrace:
     return recorded(run)
 
 
-@pytest.mark.parametrize("name", ["silu", "mish"])
-def test_an_activation_is_one_kernel_forward_and_one_backward(name: str) -> None:
-    found = there_and_back(getattr(functional, name))
+@pytest.mark.parametrize(
+    ("function", "name", "more"),
+    [
+        (functional.silu, "silu", 0),
+        (functional.mish, "mish", 0),
+        (lambda x: functional.rms_norm(x, (1024,)), "_fused_rms_norm", 1024 * 4),  # 1 / rms
+    ],
+)
+def test_a_function_is_one_kernel_forward_and_one_backward(
+    function: Callable[[torch.Tensor], torch.Tensor], name: str, more: int
+) -> None:
+    found = there_and_back(function)
     assert names(found) == ["empty", name, "empty_like", f"{name}_backward"]
-    assert peak_bytes(found) == 4 * 4 * MIB  # x, y, the gradient of y, the gradient of x
-
-
-def test_rms_norm_is_one_kernel_forward_and_one_backward() -> None:
-    found = there_and_back(lambda x: functional.rms_norm(x, (1024,)))
-    assert names(found) == [
-        "empty", "_fused_rms_norm", "empty_like", "_fused_rms_norm_backward",
-    ]  # fmt: skip
-    assert peak_bytes(found) == 4 * 4 * MIB + 1024 * 4  # and 1 / rms of each row
+    assert peak_bytes(found) == 4 * 4 * MIB + more  # x, y, the gradient of y, the gradient of x
 
 
 @pytest.mark.parametrize("low", [torch.float16, torch.bfloat16])
@@ -216,15 +213,26 @@ def test_softmax_of_fp16_is_made_wider_by_its_kernel(name: str) -> None:
     ]  # fmt: skip
     [softmax] = [o for o in found.operators if o.name == f"aten::{kernel}"]
     assert softmax.outputs[0].dtype is torch.float32
+    # and bf16 is copied first
+    found = there_and_back(
+        lambda x: getattr(functional, name)(x.bfloat16(), -1, dtype=torch.float32)
+    )
+    assert names(found)[1:4] == ["_to_copy", "_to_copy", kernel]
 
 
-def test_a_norm_under_autocast_is_computed_in_fp32() -> None:
+def test_kernels_are_told_of_cuda_and_autocast() -> None:
     def run(device: torch.device) -> None:
+        # on CUDA the output of this one is never channels-last
+        x = torch.empty(2, 8, 6, 6, device=device).to(memory_format=torch.channels_last)
+        assert nn.ReflectionPad2d(1)(x).is_contiguous()
         x = torch.empty(8, 8, device=device, dtype=torch.float16)
         with torch.autocast(device.type, torch.float16):
             assert x.norm().dtype is x.norm(dim=1).dtype is torch.float32
+        # small values that are known meet kernels that a CPU lacks
+        x = torch.zeros(4, 8, device=device, requires_grad=True)
+        functional.rms_norm(x, (8,)).sum().backward()
 
-    recorded(run)
+    assert "_fused_rms_norm_backward" in names(recorded(run))
 
 
 def test_log_sigmoid_saves_nothing_beside_its_input() -> None:
@@ -232,28 +240,6 @@ def test_log_sigmoid_saves_nothing_beside_its_input() -> None:
     [forward] = [o for o in found.operators if o.name == "aten::log_sigmoid_forward"]
     assert [spec.shape for spec in forward.outputs] == [(1024, 1024), (0,)]
     assert peak_bytes(found) == 4 * 4 * MIB
-
-
-def test_fake_kernels_that_ask_for_the_device_are_told_cuda() -> None:
-    # on CUDA the output of this one is never channels-last
-    def run(device: torch.device) -> None:
-        x = torch.empty(2, 8, 6, 6, device=device).to(memory_format=torch.channels_last)
-        assert nn.ReflectionPad2d(1)(x).is_contiguous()
-
-    recorded(run)
-
-
-def test_softmax_of_bf16_is_copied_first() -> None:
-    found = there_and_back(lambda x: functional.softmax(x.bfloat16(), -1, dtype=torch.float32))
-    assert names(found)[1:4] == ["_to_copy", "_to_copy", "_softmax"]
-
-
-def test_small_known_values_meet_kernels_that_a_cpu_lacks() -> None:
-    def run(device: torch.device) -> None:
-        x = torch.zeros(4, 8, device=device, requires_grad=True)
-        functional.rms_norm(x, (8,)).sum().backward()
-
-    assert "_fused_rms_norm_backward" in names(recorded(run))
 
 
 def test_what_a_backward_returned_is_freed_when_it_is_dropped() -> None:

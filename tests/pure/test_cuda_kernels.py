@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
 
 from memlab._util.units import KIB, MIB
 from memlab.cost_model.cuda_kernels import (
@@ -20,14 +21,14 @@ from memlab.cost_model.cuda_kernels import (
 from memlab.devices import cards
 from memlab.trace import Phase
 from memlab.tracing import fake_cuda
-from memlab.tracing.assembly import KernelMemory
-from memlab.tracing.recording import OpTrace
+from memlab.tracing.assembly import Effect
+from memlab.tracing.recording import Recording
 from memlab.tracing.tracker import Tracker, record_fake
 
 RTX_3060, H100, T4 = (cards.find(name) for name in ("rtx-3060", "h100", "t4"))
 
 
-def step(make: Callable[[torch.device], tuple[nn.Module, torch.Tensor]]) -> OpTrace:
+def step(make: Callable[[torch.device], tuple[nn.Module, torch.Tensor]]) -> Recording:
     """Return the recording of a forward and a backward."""
     with fake_cuda.as_cuda() as device:
         tracker = Tracker(device.type)
@@ -42,27 +43,43 @@ def step(make: Callable[[torch.device], tuple[nn.Module, torch.Tensor]]) -> OpTr
         return record_fake(run, tracker)
 
 
-def effects_of(recording: OpTrace, name: str, card: cards.Card | None) -> list[KernelMemory | None]:
+def effects_of(recording: Recording, name: str, card: cards.Card | None) -> list[Effect | None]:
     found = effects(recording, card)
     return [e for o, e in zip(recording.operators, found, strict=True) if o.name == name]
 
 
-def linear(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).to(device)
-    return model, torch.zeros(4, 8, device=device)
+class Model(nn.Module):
+    """What a function does, with a layer if it has one."""
+
+    def __init__(self, function: Callable[..., torch.Tensor], *layer: nn.Module) -> None:
+        super().__init__()
+        self.function, self.layer = function, nn.ModuleList(layer)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(*self.layer, x)
+
+
+def step_of(
+    function: Callable[..., torch.Tensor],
+    *shape: int,
+    dtype: torch.dtype = torch.float32,
+    layer: Callable[[], nn.Module] | None = None,
+) -> Recording:
+    """Return the recording of a step of a function of a layer, if any, and a tensor."""
+
+    def make(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
+        x = torch.zeros(shape, dtype=dtype, device=device, requires_grad=dtype.is_floating_point)
+        return Model(function, *[layer()] if layer else []).to(device), x
+
+    return step(make)
 
 
 @pytest.mark.parametrize(("card", "size"), [(RTX_3060, 8320 * KIB), (H100, 32 * MIB)])
 def test_cublas_keeps_a_workspace_for_each_thread(card: cards.Card, size: int) -> None:
-    kept = [effect.kept_bytes for effect in effects(step(linear), card) if effect is not None]
-    assert kept == [size, size]
-
-
-def test_a_model_without_products_has_no_workspace() -> None:
-    def make(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
-        return nn.LayerNorm(8).to(device), torch.zeros(4, 8, device=device)
-
-    assert not any(effect and effect.kept_bytes for effect in effects(step(make), H100))
+    recording = step_of(nn.Module.__call__, 4, 8, layer=lambda: nn.Linear(8, 8))
+    assert [one.kept_bytes for one in effects(recording, card) if one is not None] == [size, size]
+    without = step_of(nn.Module.__call__, 4, 8, layer=lambda: nn.LayerNorm(8))
+    assert not any(effect and effect.kept_bytes for effect in effects(without, card))
 
 
 def convolution(
@@ -79,7 +96,7 @@ def convolution(
 
 
 def workspaces(
-    recording: OpTrace, card: cards.Card | None, hypothesis: Workspaces
+    recording: Recording, card: cards.Card | None, hypothesis: Workspaces
 ) -> tuple[int, int]:
     """Return that of the forward and that of the backward convolution."""
     found = with_workspaces(effects(recording, card), recording.operators, card, hypothesis)
@@ -139,54 +156,52 @@ def test_the_middle_is_the_weighted_median() -> None:
     assert middle({Workspaces.NONE: 7}, equal) is Workspaces.NONE
 
 
-def test_layer_norm_copies_what_is_not_contiguous() -> None:
-    class Permuted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.LayerNorm(8)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.norm(x.transpose(1, 2))
-
-    def make(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
-        return Permuted().to(device), torch.zeros(4, 8, 16, device=device, requires_grad=True)
-
-    [effect] = effects_of(step(make), "aten::native_layer_norm", H100)
-    assert effect == KernelMemory(workspace_bytes=4 * 8 * 16 * 4)
+@pytest.mark.parametrize(
+    ("name", "recorded", "effect"),
+    [
+        (
+            "native_layer_norm",  # copies what is not contiguous
+            lambda: step_of(
+                lambda norm, x: norm(x.transpose(1, 2)), 4, 8, 16, layer=lambda: nn.LayerNorm(8)
+            ),
+            Effect(workspace_bytes=4 * 8 * 16 * 4),
+        ),
+        (
+            "_fused_rms_norm",
+            lambda: step_of(lambda x: functional.rms_norm(x.transpose(0, 1), (1024,)), 1024, 256),
+            Effect(workspace_bytes=1024 * 256 * 4),
+        ),
+        (
+            "logsumexp",  # holds the exponentials
+            lambda: step_of(lambda x: x.logsumexp(-1), 1024, 256),
+            Effect(workspace_bytes=(1024 * 256 + 1024) * 4),
+        ),
+    ],
+    ids=["layer_norm", "rms_norm", "logsumexp"],
+)
+def test_a_kernel_takes_the_workspace_that_a_hand_count_says(
+    name: str, recorded: Callable[[], Recording], effect: Effect
+) -> None:
+    recording = recorded()
+    assert effects_of(recording, f"aten::{name}", H100) == [effect]
+    for backward in effects_of(recording, "aten::_fused_rms_norm_backward", H100):
+        assert backward.workspace_bytes >= effect.workspace_bytes
 
 
 @pytest.mark.parametrize(("tokens", "size"), [(3072, 0), (4000, (400 + 100) * 64 * 4 + 4000 * 32)])
 def test_many_indices_of_an_embedding_are_sorted(tokens: int, size: int) -> None:
-    class Embedded(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(100, 40)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = self.embedding(x)
-            return out
-
-    def make(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
-        return Embedded().to(device), torch.zeros(tokens, dtype=torch.long, device=device)
-
-    [effect] = effects_of(step(make), "aten::embedding_dense_backward", H100)
+    recording = step_of(
+        nn.Module.__call__, tokens, dtype=torch.long, layer=lambda: nn.Embedding(100, 40)
+    )
+    [effect] = effects_of(recording, "aten::embedding_dense_backward", H100)
     assert (0 if effect is None else effect.workspace_bytes) == size
 
 
 def test_an_lstm_keeps_gates_cells_and_their_tanh() -> None:
-    class Last(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm = nn.LSTM(8, 16, num_layers=2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = self.lstm(x)[0]
-            return out
-
-    def make(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
-        return Last().to(device), torch.zeros(10, 4, 8, device=device)
-
-    [effect] = effects_of(step(make), "aten::_cudnn_rnn", H100)
+    recording = step_of(
+        lambda lstm, x: lstm(x)[0], 10, 4, 8, layer=lambda: nn.LSTM(8, 16, num_layers=2)
+    )
+    [effect] = effects_of(recording, "aten::_cudnn_rnn", H100)
     assert effect is not None
     assert effect.output_bytes == (
         10 * 4 * 16 * 4, 2 * 4 * 16 * 4, 2 * 4 * 16 * 4, 10 * 4 * 2 * 16 * 6 * 4, 0,
@@ -196,51 +211,18 @@ def test_an_lstm_keeps_gates_cells_and_their_tanh() -> None:
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("is_weighted", [True, False])
 def test_a_loss_made_of_operators_holds_what_they_return(reduction: str, is_weighted: bool) -> None:
-    def make(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
-        weight = torch.ones(256, device=device) if is_weighted else None
-        loss = nn.BCEWithLogitsLoss(reduction=reduction, pos_weight=weight)
-        target = torch.empty(1024, 256, device=device)
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        weight = torch.ones(256, device=x.device) if is_weighted else None
+        target = torch.empty(1024, 256, device=x.device)
+        return functional.binary_cross_entropy_with_logits(
+            x, target, reduction=reduction, pos_weight=weight
+        )
 
-        class Model(nn.Module):
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
-                return loss(x, target)
-
-        return Model(), torch.empty(1024, 256, device=device, requires_grad=True)
-
-    [effect] = effects_of(step(make), "aten::binary_cross_entropy_with_logits", H100)
+    recording = step_of(loss, 1024, 256)
+    [effect] = effects_of(recording, "aten::binary_cross_entropy_with_logits", H100)
     assert effect is not None
     count = 1 + (reduction == "mean")  # weights are gone before the losses are there
     assert effect.workspace_bytes == count * 1024 * 256 * 4
-
-
-def test_logsumexp_holds_the_exponentials() -> None:
-    class Model(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.logsumexp(-1)
-
-    def make(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
-        return Model(), torch.empty(1024, 256, device=device, requires_grad=True)
-
-    [effect] = effects_of(step(make), "aten::logsumexp", H100)
-    assert effect == KernelMemory(workspace_bytes=(1024 * 256 + 1024) * 4)
-
-
-def test_rms_norm_copies_what_is_not_contiguous() -> None:
-    class Model(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return nn.functional.rms_norm(x.transpose(0, 1), (1024,))
-
-    def make(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
-        return Model(), torch.empty(1024, 256, device=device, requires_grad=True)
-
-    recording = step(make)
-    size = 1024 * 256 * 4
-    assert effects_of(recording, "aten::_fused_rms_norm", H100) == [
-        KernelMemory(workspace_bytes=size)
-    ]
-    [backward] = effects_of(recording, "aten::_fused_rms_norm_backward", H100)
-    assert backward is not None
-    assert backward.workspace_bytes >= size
 
 
 @pytest.mark.parametrize(("heads_of_keys", "size"), [(4, 64), (2, 64), (4, 136)])
@@ -249,22 +231,17 @@ def test_flash_backward_sums_gradients_of_queries_in_fp32_as_counted_by_hand(
 ) -> None:
     samples, heads, tokens = 2, 4, 1000
 
-    class Attention(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            key = x[:, :heads_of_keys]
-            return nn.functional.scaled_dot_product_attention(
-                x, key, key, enable_gqa=heads_of_keys != heads
-            )
-
-    def make(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
-        sizes = (samples, heads, tokens, size)
-        x = torch.zeros(sizes, dtype=torch.bfloat16, device=device, requires_grad=True)
-        return Attention(), x
+    def attention(x: torch.Tensor) -> torch.Tensor:
+        key = x[:, :heads_of_keys]
+        return functional.scaled_dot_product_attention(
+            x, key, key, enable_gqa=heads_of_keys != heads
+        )
 
     name = "aten::_scaled_dot_product_flash_attention_backward"
-    [effect] = effects_of(step(make), name, H100)
+    recording = step_of(attention, samples, heads, tokens, size, dtype=torch.bfloat16)
+    [effect] = effects_of(recording, name, H100)
     rows = samples * heads * 1024  # tokens in blocks of 128
     by_hand = rows * {64: 64, 136: 192}[size] * 4 + rows * 4
     if heads_of_keys != heads:  # keys and values of all heads, in bf16, before they are summed
         by_hand += 2 * samples * heads * tokens * size * 2
-    assert effect == KernelMemory(workspace_bytes=by_hand)
+    assert effect == Effect(workspace_bytes=by_hand)

@@ -49,11 +49,8 @@ def test_padding_of_pairs_by_hand():
     assert (grouped.tokens_per_batch, grouped.padding_fraction) == (6.0, 0.0)
     assert (grouped.typical_longest, packed.typical_longest) == (2, 4)
     assert [each.chance_above for each in (padded, grouped, packed)] == [None, None, None]
-
-
-def test_a_last_batch_of_fewer_samples_is_grouped_too():
+    # a last batch of fewer samples is grouped too: 1 and 2 as 2, 3 alone; then 4 and 5 as 5
     grouped = batchings(Distribution.of([1, 2, 3, 4, 5]), (2, 1), None)[1]
-    # 1 and 2 as 2, 3 alone; then 4 and 5 as 5
     assert grouped.num_batches == 2
     assert grouped.tokens_per_batch == (2 * 2 + 3 + 2 * 5) / 2
     assert grouped.padding_fraction == pytest.approx(1 - 15 / 17)
@@ -107,13 +104,6 @@ def test_what_is_no_length_is_named(given, said):
     assert said in str(raised.value)
 
 
-def test_tokens_are_counted_in_a_list_or_in_input_ids():
-    assert memlab.workloads.lengths_of(["to be", "or not"], str.split) == (2, 2)
-    assert memlab.workloads.lengths_of(
-        ["abc"], lambda text: {"input_ids": [*text], "mask": []}
-    ) == (3,)
-
-
 @pytest.mark.parametrize(
     ("texts", "tokenizer", "said"),
     [
@@ -123,7 +113,11 @@ def test_tokens_are_counted_in_a_list_or_in_input_ids():
         ("a text", str.split, "texts='a text' is not a list"),
     ],
 )
-def test_texts_without_tokens_are_named(texts, tokenizer, said):
+def test_tokens_are_counted_and_texts_without_any_are_named(texts, tokenizer, said):
+    assert memlab.workloads.lengths_of(["to be", "or not"], str.split) == (2, 2)
+    assert memlab.workloads.lengths_of(
+        ["abc"], lambda text: {"input_ids": [*text], "mask": []}
+    ) == (3,)
     with pytest.raises(ConfigError) as raised:
         memlab.workloads.lengths_of(texts, tokenizer)
     assert said in str(raised.value)

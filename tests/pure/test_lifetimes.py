@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from memlab.errors import MemlabError
 from memlab.memory.lifetimes import first_crossing, step_memory
-from memlab.trace import CATEGORIES, Category, Holding, Interval, Phase, Timeline, Trace
+from memlab.trace import CATEGORIES, Category, Holding, Interval, Phase, Trace
 
 OUTSIDE = Interval(step=-1, phase=Phase.BUILD)
 
@@ -72,10 +72,7 @@ def test_holdings_at_the_peak_are_those_counted_by_hand():
         held(Category.BUFFERS, "", "op1", Phase.BUILD, 10),
         held(Category.BUFFERS, "", "op3", Phase.FORWARD, 7),
     )
-
-
-def test_holdings_at_an_instant_are_what_is_live_then():
-    first = step_memory(HAND, 1).holdings(1)
+    first = step_memory(HAND, 1).holdings(1)  # what is live at another instant
     assert [h.nbytes for h in first if h.category is Category.ACTIVATIONS] == [60]
     assert sum(h.nbytes for h in first) == 3317 + 60
 
@@ -92,10 +89,7 @@ def test_what_a_forward_leaves_behind_is_no_activation():
     timeline = step_memory(trace, 1).timeline
     assert timeline.bytes_of("buffers").tolist() == [70, 0, 60, 60, 60, 60, 60]
     assert timeline.bytes_of("activations").max() == 50
-
-
-def test_a_step_that_was_cut_off_in_forward_has_activations():
-    cut = trace_of((OUTSIDE, 1, 1000), (F0, 4, 50), parameters=[1])
+    cut = trace_of((OUTSIDE, 1, 1000), (F0, 4, 50), parameters=[1])  # cut off in forward
     assert step_memory(cut, 0).timeline.bytes_of("activations").tolist() == [0, 50]
 
 
@@ -112,6 +106,9 @@ def test_each_block_gets_the_category_of_its_lifetime():
     assert activations.max() == 60
     assert memory.timeline.bytes_by_category[0].sum() == 3317  # what stood before the step
     assert len(memory.timeline) == 11
+    # the first step has no optimizer state before its end
+    state = step_memory(HAND, 0).timeline.bytes_of("optimizer_state")
+    assert state.tolist() == [0, 0, 0, 0, 0, 2000, 2000]
 
 
 def test_the_bytes_of_a_category_in_a_phase_are_those_counted_by_hand():
@@ -123,12 +120,6 @@ def test_the_bytes_of_a_category_in_a_phase_are_those_counted_by_hand():
     for wrong in (("weights",), ("gradients", "update")):
         with pytest.raises(MemlabError, match=f"{wrong[-1]}.*allowed is"):
             timeline.bytes_of(*wrong)
-
-
-def test_the_first_step_has_no_optimizer_state_before_its_end():
-    first = step_memory(HAND, 0).timeline
-    state = first.bytes_by_category[:, CATEGORIES.index(Category.OPTIMIZER_STATE)]
-    assert state.tolist() == [0, 0, 0, 0, 0, 2000, 2000]
 
 
 def test_an_address_that_is_used_again_is_another_block():
@@ -144,11 +135,8 @@ def test_an_address_that_is_used_again_is_another_block():
 )
 def test_first_crossing_names_the_phase(limit, phase):
     assert first_crossing(HAND, limit).phase is phase
-
-
-def test_no_crossing_at_the_peak_itself():
-    assert first_crossing(HAND, 4717) is None
     assert first_crossing(HAND, 4716).operator == "op16"
+    assert first_crossing(HAND, 4717) is None  # at the peak itself
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 10**6)), min_size=1, max_size=40))
@@ -163,10 +151,3 @@ def test_rows_sum_to_what_is_allocated_whatever_the_lifetimes(blocks):
     assert sum(h.num_blocks for h in memory.holdings(0)) == 1
     total = memory.timeline.total_bytes
     assert total.tolist() == [1, *(1 + np.cumsum([n for *_, n in events]))]
-
-
-def test_a_timeline_survives_json_types():
-    timeline = step_memory(HAND, 1).timeline
-    again = Timeline.from_dict(timeline.to_dict())
-    assert np.array_equal(again.bytes_by_category, timeline.bytes_by_category)
-    assert np.array_equal(again.phase, timeline.phase)

@@ -70,22 +70,18 @@ def test_noise_shows_in_the_load_or_in_the_spread(machine, tmp_path, others, tim
 def test_a_time_of_a_busy_machine_is_taken_again_once_it_is_quiet(machine, tmp_path):
     machine.others, machine.times = 0.9, [2.0, 2.0, 2.0]
     assert cost_of(Store(tmp_path)).seconds == 2.0
+    machine.clock += 3600
+    assert cost_of(Store(tmp_path)).seconds == 2.0, "it is still busy"
     machine.others, machine.times = 0.0, [0.1, 0.1, 0.1]
+    machine.clock -= 3600
     assert cost_of(Store(tmp_path)).seconds == 2.0, "the load has just been seen"
+    assert machine.num_timed == 1
     machine.clock += 3600
     assert cost_of(Store(tmp_path)).seconds == 0.1
     assert machine.num_timed == 2
     machine.clock += 3600
     assert not cost_of(Store(tmp_path)).is_noisy
     assert machine.num_timed == 2, "a quiet time stays"
-
-
-def test_nothing_is_taken_again_while_the_machine_is_busy(machine, tmp_path):
-    machine.others, machine.times = 0.9, [2.0, 2.0, 2.0]
-    cost_of(Store(tmp_path))
-    machine.clock += 3600
-    assert cost_of(Store(tmp_path)).seconds == 2.0
-    assert machine.num_timed == 1
 
 
 def test_of_two_noisy_times_the_smaller_is_kept(machine, tmp_path):
@@ -195,11 +191,6 @@ def test_the_share_of_others_is_what_this_process_did_not_use(
     stat.write_text(f"cpu {100 + busy} 0 0 600 9 0 0 0 0 0\n")
     clock[0], used[0] = wall, own
     assert watch.others_share() == share
-
-
-@pytest.mark.parametrize("text", ["", "nonsense", "cpu a b"])
-def test_a_load_that_cannot_be_read_is_not_known(monkeypatch, tmp_path, text):
-    stat = tmp_path / "stat"
-    stat.write_text(text)
-    monkeypatch.setattr(here, "STAT", stat)
-    assert here.LoadWatch().others_share() is None
+    for text in ("", "nonsense", "cpu a b"):
+        stat.write_text(text)
+        assert here.LoadWatch().others_share() is None, "a load that cannot be read is not known"

@@ -75,23 +75,20 @@ BAD_ROWS += [row_with(*field) for field in BAD_FIELDS]
 def test_a_row_that_cannot_be_is_not_used_and_a_note_says_so(tmp_path, row):
     store = Store(tmp_path)
     write_run(store, RUN)
-    with sqlite3.connect(store.path) as connection:
-        connection.execute("UPDATE measured SET run = ?", (row,))
-    connection.close()
-    found, note = read_run(store, "a")
+
+    def read(row):
+        with sqlite3.connect(store.path) as connection:
+            connection.execute("UPDATE measured SET run = ?", (row,))
+        connection.close()
+        return read_run(store, "a")
+
+    good = row_with("least_seconds", "0.05")  # which the bad ones are made of
+    assert read(good) == (dataclasses.replace(RUN, least_seconds=0.05), None)
+    found, note = read(row)
     assert found is None
     assert note.startswith("A damaged row of a measured run in")
     assert store.problem is None
     assert written(store) == RUN
-
-
-def test_the_row_that_the_bad_ones_are_made_of_is_good(tmp_path):
-    store = Store(tmp_path)
-    write_run(store, RUN)
-    with sqlite3.connect(store.path) as connection:
-        connection.execute("UPDATE measured SET run = ?", (row_with("least_seconds", "0.05"),))
-    connection.close()
-    assert read_run(store, "a") == (dataclasses.replace(RUN, least_seconds=0.05), None)
 
 
 def test_the_newest_are_kept_and_no_row_is_large(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -104,6 +105,7 @@ def test_a_step_that_is_not_ok_ends_a_notebook_with_its_sentence(path, monkeypat
     monkeypatch.setattr(memlab, "largest_batch", lambda *_, **__: LargestBatch.of(late, 1))
     monkeypatch.setattr(memlab, "ladder", lambda *_, **__: [late])
     monkeypatch.setattr(memlab, "panel", lambda *_, **__: SimpleNamespace(run=lambda: late))
+    monkeypatch.setattr(shutil, "which", lambda *_: None)  # Inductor would compile for a minute
     code = "\n".join(map(source_of, code_cells(path)))
     with pytest.raises(memlab.MemlabError, match=WHY):
         exec(compile(code, path.stem, "exec"), {"__name__": "__main__"})

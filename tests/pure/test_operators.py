@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memlab.devices.operators import (
     Scalar,
@@ -64,6 +65,18 @@ def test_a_scalar_is_told_from_its_equal_of_another_type():
     assert len(found) == 3  # they return int64, float32 and int64
 
 
+def test_a_signature_is_that_of_fake_tensors_and_of_any_device_or_generator():
+    real = signature_of(aten.relu.default, (torch.ones(2, 3),), {})
+    with FakeTensorMode():
+        assert signature_of(aten.relu.default, (torch.ones(2, 3),), {}) == real
+    kwargs = {"device": torch.device("cpu"), "generator": torch.Generator()}
+    dropped = signature_of(aten.rand.generator, ([2],), kwargs)[2]
+    assert dropped == (("device", None), ("generator", None))
+    for text in ("", "1 + 1", "aten.add.Tensor(", "aten.add.Tensor(float33(1))"):
+        with pytest.raises(ValueError, match="is not a signature"):
+            from_text(text)
+
+
 def test_a_call_is_repeated_with_its_arguments():
     x, mean = torch.randn(4, 6).t(), torch.zeros(())
     signature = signature_of(
@@ -89,22 +102,6 @@ def test_a_value_comes_back_as_it_was_given(value):
     assert (type(again), repr(again)) == (type(value), repr(value))
 
 
-def test_fake_and_real_tensors_have_one_signature():
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    real = signature_of(aten.relu.default, (torch.ones(2, 3),), {})
-    with FakeTensorMode():
-        assert signature_of(aten.relu.default, (torch.ones(2, 3),), {}) == real
-
-
-def test_devices_and_generators_are_dropped():
-    kwargs = {"device": torch.device("cpu"), "generator": torch.Generator()}
-    assert signature_of(aten.rand.generator, ([2],), kwargs)[2] == (
-        ("device", None),
-        ("generator", None),
-    )
-
-
 @pytest.mark.parametrize(
     ("shape", "stride", "nbytes"),
     [((2, 3), (3, 1), 24), ((), (), 4), ((5, 0), (1, 1), 0), ((3, 2), (1, 1), 16), ((9,), (0,), 4)],
@@ -120,9 +117,3 @@ def test_text_is_the_same_in_another_process():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.strip() == "aten.add.Tensor(float32((2, 1), (1, 1)), 2.5, alpha=1)"
-
-
-@pytest.mark.parametrize("text", ["", "1 + 1", "aten.add.Tensor(", "aten.add.Tensor(float33(1))"])
-def test_what_is_no_signature_is_refused(text):
-    with pytest.raises(ValueError, match="is not a signature"):
-        from_text(text)

@@ -44,14 +44,6 @@ def test_streams_have_the_numbers_that_torch_asks_them_for():
     assert type(one.device_type) is int
 
 
-def test_one_stream_takes_the_sum_of_its_operators():
-    host = Host()
-    for seconds in (3.0, 0.0, 5.0):
-        host.run(seconds)
-    host.run(2.0, interval=UPDATE)
-    assert host.taken(launch=1.0) == [0.0, 8.0, 2.0]
-
-
 @pytest.mark.parametrize(("waits", "seconds"), [(True, 6.0), (False, 5.0)])
 def test_a_stream_waits_for_an_event_of_another(waits, seconds):
     # 3 s beside 5 s, then 1 s, as in the picture of the module
@@ -90,6 +82,12 @@ def test_what_comes_after_an_event_is_not_waited_for():
 
 def test_the_host_issues_one_operator_after_the_other():
     host = Host()
+    for seconds in (3.0, 0.0, 5.0):  # of one stream: their sum
+        host.run(seconds)
+    host.run(2.0, interval=UPDATE)
+    assert host.taken(launch=1.0) == [0.0, 8.0, 2.0]
+
+    host = Host()
     other = host.streams.made()
     host.run(0.5)
     host.run(0.5, other)
@@ -127,6 +125,8 @@ def test_what_is_not_hidden_adds_its_time_and_its_own_doubt():
     assert found.hidden_share == pytest.approx(0.4)
     # the last kernel by 0.1 s, the collective by 2 s; the 4 s beside the first kernel
     assert found.half_width == pytest.approx((0.1**2 + 2.0**2 + 4.0**2) ** 0.5 / 11)
+    # and it is never less than that of kernels
+    assert overlap(0.001, 50.0, kernels=0.3, links=0.01).half_width == pytest.approx(0.3)
 
 
 def test_what_rounding_leaves_is_not_hidden():
@@ -143,19 +143,12 @@ def test_what_rounding_leaves_is_not_hidden():
     assert "of which 0 % is hidden" in overlap_notes(found)[0]
 
 
-def test_the_doubt_is_never_less_than_that_of_kernels():
-    assert overlap(0.001, 50.0, kernels=0.3, links=0.01).half_width == pytest.approx(0.3)
-
-
-def test_a_slow_host_that_the_card_does_not_wait_for_adds_no_doubt():
-    found = overlap(9.0, 2.0, slow=4.0)
+def test_what_a_slow_host_adds_is_said_and_no_part_of_the_half_width():
+    found = overlap(9.0, 2.0, slow=4.0)  # the card does not wait for it
     assert (found.waiting_seconds, found.half_width) == (0.0, overlap(9.0, 2.0).half_width)
     assert found.slow_seconds is None
     (said,) = overlap_notes(found)
     assert "100 % is hidden" in said
-
-
-def test_what_a_slow_host_adds_is_said_and_no_part_of_the_half_width():
     # issued after 0, 20 and 40 seconds, so that the step ends after 41
     found = overlap(9.0, 2.0, slow=20.0)
     assert (found.step_seconds, found.waiting_seconds) == (10.0, 31.0)

@@ -71,7 +71,8 @@ def test_every_strategy_has_words(sharding):
     )
 
 
-def test_settings_of_ranks_do_nothing_on_one_device():
+def test_settings_of_ranks_do_nothing_on_one_device_and_one_rank_is_offered_a_second():
+    assert line_of(ranks(world_size=1)).remedy == ("2 ranks", {"world_size": 2})
     now = settings(world_size=4, shard_group_size=2, tensor_parallel_size=2)
     assert state.to_config(now) == StepConfig()
 
@@ -100,11 +101,6 @@ def test_ranks_that_do_not_go_together_are_named_with_a_remedy(changes, field, r
     assert line.remedy[1] == remedy
     assert state.problems({**now, **remedy}) == {}
     assert all(said.text for said in lines_of(now).values())
-
-
-def test_one_rank_is_offered_a_second():
-    line = line_of(ranks(world_size=1))
-    assert line.remedy == ("2 ranks", {"world_size": 2})
 
 
 def test_a_refused_strategy_is_said_beside_the_ranks_and_nowhere_else():
@@ -176,6 +172,11 @@ def test_ranks_are_drawn_at_their_peak_over_the_step_and_one_by_one(pane):
     told = []
     pane.on_choice(lambda: told.append(pane.choice.value))
     result = of_ranks(8, 8, 4)
+    pane.box.layout.display = "none"
+    pane.draw(result)  # nothing, while it is closed
+    assert pane.choice.options == (AT_PEAK, OVER_STEP)
+    assert "svg" not in pane._picture.value
+    pane.box.layout.display = ""
     pane.draw(result)
     assert pane.choice.options == (AT_PEAK, OVER_STEP, "ranks 0-1", "rank 2")
     assert shown(pane).startswith("peak of each rank by category: ranks 0-1: 18.0 MiB")
@@ -201,10 +202,3 @@ def test_a_rank_that_is_no_more_gives_way_to_the_peaks(pane):
     pane.draw(None)
     assert pane.choice.options == (AT_PEAK, OVER_STEP)
     assert "One device" in pane._picture.value
-
-
-def test_a_pane_that_is_closed_draws_nothing(pane):
-    pane.box.layout.display = "none"
-    pane.draw(of_ranks(8, 4))
-    assert pane.choice.options == (AT_PEAK, OVER_STEP)
-    assert "svg" not in pane._picture.value

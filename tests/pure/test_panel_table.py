@@ -14,6 +14,7 @@ from memlab._panel import table as csv_link
 from memlab._panel import table as rows
 from memlab._panel.runs import RunLog
 from memlab._panel.table import Table
+from memlab._panel.texts import Line
 from memlab.runtime.verify_report import VerifyReport
 from tests.forecast_parts import MIB, predicted, question
 from tests.panel_parts import make_result, until
@@ -71,10 +72,6 @@ def test_the_error_of_the_time_stands_beside_that_of_the_memory():
     titles = re.findall(r'title="([^"]*)"', rows.table_html(log.visible).split("<tbody>")[0])
     assert "predicted time divided by measured time, minus one" in titles
     assert len(titles) == rows.table_html(log.visible).count("<th ")
-
-
-def test_a_run_without_a_time_has_no_error_of_it():
-    log = RunLog()
     log.add(make_result(Outcome.OUT_OF_MEMORY, step_seconds=None), predicted(step_seconds=1.0))
     assert log.last.time_error is None
     log.add(make_result(), predicted(step_seconds=None))
@@ -120,6 +117,8 @@ def test_every_cell_is_escaped():
     log.pin(1, evil)
     assert evil not in rows.table_html(log.visible)
     assert "&lt;img" in rows.table_html(log.visible)
+    assert evil not in Line(evil).html()
+    assert evil not in app.as_html([log.last], log.last, None)
 
 
 # order and filter

@@ -1,7 +1,6 @@
 """The pictures of a panel: what is drawn, when it is drawn again, and what waits for more runs."""
 
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -51,9 +50,7 @@ def test_the_heat_map_takes_only_runs_that_agree_in_all_but_its_axes():
     assert {found.rows, found.columns} == {"batch_size", "accumulation_steps"}
     assert [run.number for run in found.runs] == [1, 2, 4]
     assert found.missing == ()
-
-
-def test_two_values_of_both_settings_go_before_a_long_row():
+    # two values of both settings go before a long row
     row = [config(batch, 2, memory_budget=0.5) for batch in (16, 32, 64, 8)]
     found = comparisons.grid(logged(config(8, 1), *row))
     assert {found.rows, found.columns} == {"memory_budget", "accumulation_steps"}
@@ -76,9 +73,6 @@ def test_until_there_is_a_heat_map_its_box_says_what_is_missing(pictures, settin
     pictures.draw(scene(runs=logged(*settings)))
     assert missing in pictures.boxes["heat_map"].value
     assert "<svg" not in pictures.boxes["heat_map"].value
-
-
-def test_two_values_on_each_axis_are_a_heat_map(pictures):
     pictures.draw(scene(runs=logged(config(8, 1), config(16, 2))))
     assert "<svg" in pictures.boxes["heat_map"].value
 
@@ -186,14 +180,6 @@ def test_the_part_of_the_step_is_chosen_by_a_button_and_drawn_with_its_readings(
         assert f"in {name}" in readings
 
 
-def test_a_phase_that_is_missing_is_said(pictures):
-    pictures.part.value = "backward"
-    result = make_result(source=Source.PREDICTED)
-    cut = replace(result.timeline, phase=result.timeline.phase * 0 + 2)
-    pictures.draw(scene(prediction=replace(result, timeline=cut)))
-    assert "This step has no backward phase." in pictures.boxes["timeline"].value
-
-
 def test_what_holds_the_peak_is_drawn_only_while_it_is_open_and_kept_up_to_date(pictures):
     one = make_held(held(Category.ACTIVATIONS, "first", 30 * MIB), source=Source.PREDICTED)
     other = make_held(held(Category.ACTIVATIONS, "second", 30 * MIB), source=Source.PREDICTED)
@@ -208,15 +194,11 @@ def test_what_holds_the_peak_is_drawn_only_while_it_is_open_and_kept_up_to_date(
         assert 'tabindex="0"' in pictures._explanation.value  # it scrolls by keyboard
 
 
-def test_the_peak_bar_has_a_button_for_each_of_its_parts(pictures):
+def test_both_readouts_have_their_own_group_of_buttons(pictures):
     pictures.draw(scene(prediction=make_result(source=Source.PREDICTED)))
     page = pictures.boxes["peak"].value
     assert page.count('type="radio"') == 2  # parameters and activations
     assert "25 % of the peak" in page
-
-
-def test_both_readouts_have_their_own_group_of_buttons(pictures):
-    pictures.draw(scene(prediction=make_result(source=Source.PREDICTED)))
     peak, timeline = (
         set(re.findall(r' name="([^"]*)"', pictures.boxes[name].value))
         for name in ("peak", "timeline")

@@ -1,11 +1,9 @@
 """Figures: what stands in their axes is what the result says, and the SVG is fit for a page."""
 
-import ast
 import re
 import sys
 import threading
 from dataclasses import replace
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -49,16 +47,19 @@ def line(axes, label):
     return next(line for line in axes.lines if line.get_label() == label)
 
 
-def test_stack_reaches_the_total_and_its_parts():
-    tops = {name: xy[:, 1].max() for name, xy in polygons(plots.timeline(make_result())).items()}
-    assert tops == {"parameters": 10 * MIB, "activations": 40 * MIB}  # cumulated, bottom first
-
-
-def test_stack_holds_each_value_until_the_next_instant():
-    xy = polygons(plots.timeline(make_result()))["activations"]
+def test_stack_holds_each_value_until_the_next_instant_and_says_its_peak():
+    figure = plots.timeline(make_result())
+    assert polygons(figure)["parameters"][:, 1].max() == 10 * MIB
+    xy = polygons(figure)["activations"]  # on top of the parameters
     assert list(dict.fromkeys(xy[1:-2, 1])) == [11 * MIB, 15 * MIB, 40 * MIB, 17 * MIB, 10 * MIB]
     assert (xy[:, 0].min(), xy[:, 0].max()) == (0, 1)
     assert (np.diff(xy[1:-2, 0]) >= 0).all()
+    labels = [t.get_text() for t in axes_of(figure, "timeline").get_yticklabels()]
+    assert labels == ["0", "16", "32"]  # whole numbers of a binary unit
+    assert {
+        "MiB allocated (measured, cpu)", "forward", "backward", "optimizer",
+        "peak 40.0 MiB in backward of micro-batch 1, in a.b (aten::mm)",
+    } <= set(texts_of(figure))  # fmt: skip
 
 
 @settings(max_examples=40, deadline=None)
@@ -112,18 +113,6 @@ def test_a_far_limit_is_said_and_does_not_flatten_the_picture():
     assert axes_of(figure, "timeline").get_ylim()[1] < 50 * MIB
 
 
-def test_ticks_are_whole_numbers_of_a_binary_unit():
-    figure = plots.timeline(make_result())
-    labels = [t.get_text() for t in axes_of(figure, "timeline").get_yticklabels()]
-    assert labels == ["0", "16", "32"]
-    assert "MiB allocated (measured, cpu)" in texts_of(figure)
-
-
-def test_peak_says_its_size_and_place():
-    text = "peak 40.0 MiB in backward of micro-batch 1, in a.b (aten::mm)"
-    assert text in texts_of(plots.timeline(make_result()))
-
-
 def test_compare_draws_the_other_total_and_names_what_differs():
     other = make_result(
         timeline=make_timeline([20 * MIB] * 4), config=StepConfig(accumulation_steps=4)
@@ -133,8 +122,7 @@ def test_compare_draws_the_other_total_and_names_what_differs():
     assert {"accumulation_steps=4", "30.0 MiB"} <= set(texts_of(figure))
 
 
-def test_phases_and_micro_batches_are_named():
-    assert {"forward", "backward", "optimizer"} <= set(texts_of(plots.timeline(make_result())))
+def test_micro_batches_are_named():
     several = make_result(timeline=make_timeline([MIB] * 400, micro_batches=4))
     assert {"micro-batch 1", "micro-batch 4"} <= set(texts_of(plots.timeline(several)))
     many = make_result(timeline=make_timeline([MIB] * 6400, micro_batches=64))
@@ -152,6 +140,10 @@ def test_a_part_of_the_step_is_drawn_alone_under_its_name():
     assert "optimizer" not in texts
     highest = polygons(plots.timeline(several, only="forward"))["activations"][:, 1].max()
     assert highest == 11 * MIB
+    # the place of the peak is said only in its part
+    for part in ("backward", "forward"):
+        texts = texts_of(plots.timeline(make_result(), only=part))
+        assert any("in a.b" in text for text in texts) == (part == "backward")
 
 
 @pytest.mark.parametrize("source", list(Source))
@@ -170,15 +162,6 @@ def test_the_place_of_the_peak_keeps_as_many_of_its_last_modules_as_fit():
     assert text in texts_of(figure)
 
 
-def test_the_place_of_the_peak_is_said_only_in_its_part():
-    assert any(
-        "in a.b" in text for text in texts_of(plots.timeline(make_result(), only="backward"))
-    )
-    assert not any(
-        "a.b" in text for text in texts_of(plots.timeline(make_result(), only="forward"))
-    )
-
-
 def test_a_part_that_there_is_not_is_refused_or_said():
     with pytest.raises(ConfigError, match="only='data' is unknown"):
         plots.timeline(make_result(), only="data")
@@ -188,17 +171,18 @@ def test_a_part_that_there_is_not_is_refused_or_said():
     assert texts_of(figure) == ["This step has no backward phase."]
 
 
-def test_without_a_timeline_the_message_is_shown():
-    crashed = replace(
-        make_result(), timeline=None, outcome=Outcome.CRASHED, message="It broke. " * 9
-    )
-    shown = " ".join(texts_of(plots.timeline(crashed))).replace("\n", " ")
-    assert shown == crashed.message.strip()
-
-
-def test_out_of_memory_draws_what_ran():
+def test_what_ran_is_drawn_and_without_a_timeline_the_prediction_or_the_message():
     figure = plots.timeline(out_of_memory(), limit_bytes=20 * MIB)
     assert "over the limit" in polygons(figure)
+
+    without = replace(
+        make_result(), timeline=None, outcome=Outcome.CRASHED, message="It broke. " * 9
+    )
+    shown = " ".join(texts_of(plots.timeline(without))).replace("\n", " ")
+    assert shown == without.message.strip()
+    figure = plots.timeline(make_result(source=Source.PREDICTED), measured=without)
+    assert polygons(figure)
+    assert "measured" not in [drawn.get_label() for drawn in axes_of(figure, "timeline").lines]
 
 
 def test_peak_bar_adds_up_and_shows_free_and_over():
@@ -224,14 +208,10 @@ def test_step_times_shows_median_repeats_and_gaps():
     axes = axes_of(figure, "step times")
     assert [c.patches[0].get_width() for c in axes.containers] == [0.2, 0.5]
     assert list(axes.lines[0].get_xdata()) == [0.2, 0.15, 0.3]
+    assert list(line(axes, "repeats").get_xdata()) == [0.15, 0.3]  # from the fastest to the slowest
+    assert not any("busy" in text for text in texts_of(figure))
     assert {"out of memory", "40 samples/s", "16 samples/s"} <= set(texts_of(figure))
     assert "median step time, ms (measured, cpu)" in texts_of(figure)
-
-
-def test_a_whisker_reaches_from_the_fastest_repeat_to_the_slowest():
-    figure = plots.step_times([make_result(seconds=(0.2, 0.15, 0.3))], labels=["a"])
-    assert list(line(axes_of(figure, "step times"), "repeats").get_xdata()) == [0.15, 0.3]
-    assert not any("busy" in text for text in texts_of(figure))
 
 
 NOISY = (4.5, 0.16, 1.97, 2.4, 1.2)
@@ -350,7 +330,7 @@ def test_names_of_equal_runs_do_not_cover_each_other():
     assert len({text.get_position() for text in axes.texts}) == 3
 
 
-def test_names_are_not_written_across_the_front():
+def test_names_are_not_written_across_the_front_or_other_dots():
     costs = [(0.1, 40 * MIB), (0.3, 30 * MIB), (0.6, 15 * MIB)]
     results = [make_result(seconds=(s,), peak_allocated_bytes=peak) for s, peak in costs]
     figure = plots.memory_against_time(results, labels=["a", "run 2", "c"], pinned=[1])
@@ -360,13 +340,12 @@ def test_names_are_not_written_across_the_front():
     # above its dot lies the line from the first run, and at its right the line to the last one
     assert (x < 0.3, y <= 30 * MIB) == (True, True)
 
-
-def test_names_avoid_other_dots():
+    # nor across another dot: the second one stands where the name would go first
     results = [make_result(seconds=(s,)) for s in (0.50, 0.55, 1.0)]
     figure = plots.memory_against_time(results, labels=["first", "b", "c"], pinned=[0])
-    axes = axes_of(figure, "memory against time")
-    first = next(text for text in axes.texts if text.get_text() == "first")
-    assert first.get_position()[0] < 0.50  # the second dot stands where the name would go first
+    texts = axes_of(figure, "memory against time").texts
+    first = next(text for text in texts if text.get_text() == "first")
+    assert first.get_position()[0] < 0.50
 
 
 def test_varying_fields_puts_the_most_varied_first():
@@ -405,8 +384,7 @@ def test_heat_map_shows_the_latest_peak_of_each_cell():
     assert {"accumulation, across", "batch size, down"} <= set(texts_of(figure))
     assert [t.get_text() for t in axes.get_yticklabels()] == ["8", "16"]
 
-
-def test_heat_map_lists_choices_in_their_order_and_stands_without_a_peak():
+    # choices stand in their order, also without any peak
     results = [out_of_memory(config=StepConfig(precision=p)) for p in ("bf16", "fp32")]
     axes = axes_of(plots.heat_map(results, columns="precision"), "heat map")
     assert [t.get_text() for t in axes.get_xticklabels()] == ["fp32", "bf16"]
@@ -509,18 +487,6 @@ def test_no_pyplot_figure_is_left():
     assert pyplot is None or pyplot.get_fignums() == []
 
 
-@pytest.mark.parametrize("module", [plots, look, timeline_figure])
-def test_imports_at_the_top_are_light(module):
-    names = set()
-    for node in ast.parse(Path(module.__file__).read_text()).body:
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names.add(node.module)
-    assert not {n for n in names if n.split(".")[0] in ("torch", "seaborn", "pandas")}
-    assert "matplotlib.pyplot" not in names
-
-
 def test_every_category_has_its_own_colour_and_label():
     assert set(plots.CATEGORY_COLORS) == set(plots.CATEGORY_LABELS) == set(Category)
     assert len({to_hex(color) for color in plots.CATEGORY_COLORS.values()}) == len(Category)
@@ -538,13 +504,6 @@ def test_a_run_is_a_line_over_its_prediction_with_the_signed_error():
     assert line(axes, "measured").get_linestyle() != line(axes, "compare").get_linestyle()
     assert "-20.0 %" in texts_of(figure)
     assert any("measured and predicted" in text for text in texts_of(figure))
-
-
-def test_a_run_without_a_timeline_leaves_the_prediction_alone():
-    predicted, failed = make_result(source=Source.PREDICTED), out_of_memory(timeline=None)
-    figure = plots.timeline(predicted, measured=replace(failed, timeline=None))
-    assert polygons(figure)
-    assert "measured" not in [drawn.get_label() for drawn in axes_of(figure, "timeline").lines]
 
 
 def test_reserved_bytes_are_compared_with_the_limit():
@@ -590,12 +549,25 @@ def test_bars_of_ranks_have_as_much_room_above_as_below(count):
 
 
 def test_of_many_distinct_ranks_the_highest_are_drawn_and_one_device_has_none():
-    figure = plots.rank_peaks(ranks(*range(1, 13)))
+    many = ranks(*range(1, 13))
+    figure = plots.rank_peaks(many)
     axes = axes_of(figure, "rank peaks")
     assert len(axes.get_yticklabels()) == 8
     assert axes.get_yticklabels()[0].get_text() == "rank 4"
     assert any("8 highest of 12" in text for text in texts_of(figure))
-    assert any("One device" in text for text in texts_of(plots.rank_peaks(make_result())))
+    texts = texts_of(plots.rank_timelines(many))
+    assert sum(": peak " in text for text in texts) == 8
+    assert not any(text.startswith("rank 0:") for text in texts)
+    assert any(text.endswith(", 8 of 12 ranks") for text in texts)
+    for draw in (plots.rank_peaks, plots.rank_timelines):
+        assert any("One device" in text for text in texts_of(draw(make_result())))
+
+
+def test_a_prediction_of_the_heaviest_rank_is_a_bar_and_has_no_timelines():
+    alone = replace(ranks(8), ranks=(), timeline=None)
+    axes = axes_of(plots.rank_peaks(alone), "rank peaks")
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["heaviest rank"]
+    assert texts_of(plots.rank_timelines(alone)) == [alone.message]
 
 
 def test_each_distinct_rank_has_its_timeline_on_one_scale():
@@ -606,22 +578,3 @@ def test_each_distinct_rank_has_its_timeline_on_one_scale():
     assert {"ranks 0-1: peak 48.0 MiB", "rank 2: peak 44.0 MiB", "rank 3: peak 56.0 MiB"} <= texts
     assert "optimizer state" in texts
     assert all(each.patches or each.collections for each in axes.values())
-
-
-def test_one_device_and_ranks_without_timelines_have_no_timelines_of_ranks():
-    assert any("One device" in text for text in texts_of(plots.rank_timelines(make_result())))
-    without = replace(ranks(8), ranks=(), timeline=None)
-    assert texts_of(plots.rank_timelines(without)) == [without.message]
-
-
-def test_of_many_distinct_ranks_the_highest_have_a_timeline():
-    texts = texts_of(plots.rank_timelines(ranks(*range(1, 13))))
-    assert sum(": peak " in text for text in texts) == 8
-    assert not any(text.startswith("rank 0:") for text in texts)
-    assert any(text.endswith(", 8 of 12 ranks") for text in texts)
-
-
-def test_a_prediction_of_the_heaviest_rank_is_a_bar():
-    alone = replace(ranks(8), ranks=())
-    axes = axes_of(plots.rank_peaks(alone), "rank peaks")
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["heaviest rank"]

@@ -8,24 +8,24 @@ from hypothesis import strategies as st
 
 from memlab import StepConfig
 from memlab.memory.lifetimes import step_memory
-from memlab.prediction.batch_size_model import size_model_of
+from memlab.prediction.forecast import forecast_of
 from memlab.tracing.assembly import sizes_of
-from memlab.tracing.trace_step import trace_step
+from memlab.tracing.record_step import record_step
 from memlab.tracing.tracker import Tracker
 from tests.models import blocks
 
 CPU = torch.device("cpu")
 
 
-def size_model(config: StepConfig, workload=None):
-    program = trace_step(workload or blocks(norm=True), config, CPU, 0, Tracker("cpu"))
+def forecast(config: StepConfig, workload=None):
+    program = record_step(workload or blocks(norm=True), config, CPU, 0, Tracker("cpu"))
     own = sizes_of(program.recording, program.layout, [None] * len(program.recording.operators))
     seconds = np.arange(len(program.recording.intervals), dtype=float)
-    return size_model_of(program, own, seconds, settings=None)
+    return forecast_of(program, own, seconds, settings=None)
 
 
 BASE = {
-    count: size_model(StepConfig(batch_size=6 * count, accumulation_steps=count))
+    count: forecast(StepConfig(batch_size=6 * count, accumulation_steps=count))
     for count in (1, 2, 3)
 }
 
@@ -37,7 +37,7 @@ def test_any_batch_is_as_if_recorded(batch, count):
     count = min(count, batch // 2)
     config = StepConfig(batch_size=batch, accumulation_steps=count)
     sizes = config.micro_batch_sizes
-    base, exact = BASE[min(count, 3)], size_model(config)
+    base, exact = BASE[min(count, 3)], forecast(config)
     assert base.covers(sizes)
     ours, theirs = base.timeline(sizes), exact.timeline(sizes)
     assert ours.total_bytes.max() == theirs.total_bytes.max()
@@ -51,29 +51,22 @@ def test_the_timeline_is_that_of_the_trace(count):
     """Two ways to the same numbers: block by block, and by sums."""
     base = BASE[min(count, 3)]
     sizes = [5] * count
-    memory = step_memory(base.trace(sizes)[0], 1)
+    trace, reserved = base.trace(sizes)
+    assert (trace.nbytes.sum(), reserved) == (0, None)  # every block is freed
+    memory = step_memory(trace, 1)
     assert np.array_equal(memory.timeline.total_bytes, base.timeline(sizes).total_bytes)
     assert np.array_equal(memory.timeline.phase, base.timeline(sizes).phase)
     assert sum(h.nbytes for h in memory.holdings()) == memory.peak_bytes
 
 
-def test_every_block_of_a_repeated_micro_batch_is_freed():
-    trace, reserved = BASE[3].trace([4] * 9)
-    assert trace.nbytes.sum() == 0
-    assert reserved is None
-
-
 def test_single_samples_beside_larger_ones_are_recorded_as_they_are():
     config = StepConfig(batch_size=3, accumulation_steps=2)
-    found = size_model(config, blocks())
+    found = forecast(config, blocks())
     assert found.program.num_recorded == 2
     assert found.covers(config.micro_batch_sizes)
     assert not found.covers([4, 4])
-
-
-def test_a_batch_of_one_needs_a_recording_of_one_alone():
-    assert not BASE[1].covers([1])
-    one = size_model(StepConfig(batch_size=1), blocks())
+    assert not BASE[1].covers([1])  # a batch of one needs a recording of one alone
+    one = forecast(StepConfig(batch_size=1), blocks())
     assert one.covers([1])
     assert not one.covers([2])
 
@@ -104,6 +97,6 @@ def test_a_model_that_does_other_things_over_other_batches_is_recorded_alone():
     import dataclasses
 
     workload = dataclasses.replace(blocks(), build_model=Differs)
-    found = size_model(StepConfig(batch_size=8), workload)
+    found = forecast(StepConfig(batch_size=8), workload)
     assert found.covers([8])
     assert not found.covers([9])

@@ -94,7 +94,9 @@ def script_of_plan(path, operator):
 @settings(max_examples=30, deadline=None)
 @given(texts())
 @example(f'x"""\nimport os; os.system("{CODE}")\n"""')
-def test_a_script_holds_a_pattern_as_text_alone(text):
+def test_a_script_holds_a_pattern_as_text_alone_and_a_policy_not_at_all(text):
+    with pytest.raises(MemlabError):
+        script(StepConfig(checkpointing="blocks", checkpoint_policy=text), "cpu")
     config = StepConfig(checkpointing="blocks", checkpoint_modules=text)
     source = script(config, "cpu")
     assert shape(source) == shape(script_of("layers.*"))
@@ -108,14 +110,6 @@ def test_a_script_holds_the_paths_and_operators_of_a_plan_as_text_alone(path, op
     source = script_of_plan(path, operator)
     assert shape(source) == shape(script_of_plan("layers.0", "aten.mm.default"))
     assert {path, operator} <= set(constants(source))
-
-
-@pytest.mark.parametrize("text", HOSTILE)
-def test_a_script_with_a_hostile_pattern_runs_none_of_it(text):
-    namespace = {}
-    exec(compile(script_of(text), "script.py", "exec"), namespace)
-    with pytest.raises(AttributeError):
-        namespace["train"](lambda: None, [], None, "cpu")
 
 
 def test_a_subclass_of_str_or_int_cannot_print_itself_as_code():
@@ -229,12 +223,6 @@ def test_pictures_show_a_hostile_name_as_it_is(text):
     labels = [label.get_text() for axes in figures["heat"].axes for label in axes.get_yticklabels()]
     assert look.shorten(config.checkpoint_modules, 0.4 * 4.4 * 72) in labels
     assert any(printable(text)[:3] in shown for shown in texts_of(figures["scatter"]))
-
-
-def test_operators_with_hostile_names_are_refused():
-    for text in HOSTILE:
-        with pytest.raises(MemlabError):
-            script(StepConfig(checkpointing="blocks", checkpoint_policy=text), "cpu")
 
 
 def test_half_of_a_surrogate_pair_is_refused_before_it_can_break_a_page():

@@ -51,14 +51,9 @@ def test_a_moment_says_when_and_where_in_words():
     assert found[0].where == "block 1, mlp.act, gelu"
     assert found[-1].when == "late in backward"
     assert found[-1].where == "head, mm"
-
-
-def test_micro_batches_are_counted_from_one_and_nothing_is_invented_without_operators():
     line = timeline([1, 2, 3, 4], [Phase.FORWARD, Phase.BACKWARD] * 2, [0, 0, 1, 1])
-    found = readings(line)
-    assert found[0].when == "early in forward of micro-batch 1 of 2"
-    assert found[-1].when.endswith("backward of micro-batch 2 of 2")
-    assert {reading.where for reading in found} == {""}
+    assert readings(line)[0].when == "early in forward of micro-batch 1 of 2"
+    assert readings(line)[-1].when.endswith("backward of micro-batch 2 of 2")
 
 
 def test_the_readout_has_a_named_button_for_each_moment_and_escapes_what_a_model_is_called():
@@ -93,11 +88,11 @@ def test_readings_of_a_part_fill_the_axis_and_name_its_micro_batch():
     (backward,) = readings(TWO_BATCHES, only=Phase.BACKWARD)
     assert backward.is_peak
     assert readings(TWO_BATCHES, only=Phase.OPTIMIZER)[0].when == "early in optimizer"
-
-
-def test_a_part_names_the_operators_of_the_whole_step():
-    ran = [(f"m{i}", "aten::mm") for i in range(len(TWO_BATCHES))]
+    assert {reading.where for reading in readings(TWO_BATCHES)} == {""}  # without operators
+    ran = [(f"m{i}", "aten::mm") for i in range(len(TWO_BATCHES))]  # of the whole step
     assert readings(TWO_BATCHES, ran, only=Phase.BACKWARD)[0].where == "m5, mm"
+    line = timeline([1, 2], [Phase.FORWARD, Phase.BACKWARD])
+    assert readings(line, only=Phase.OPTIMIZER) == []
 
 
 def test_an_optimizer_in_backward_belongs_to_both_parts():
@@ -105,11 +100,6 @@ def test_an_optimizer_in_backward_belongs_to_both_parts():
     line = timeline([1, 2, 3, 4, 5], phases)
     assert part_of(line, Phase.BACKWARD).total_bytes.tolist() == [2, 3, 4]
     assert part_of(line, Phase.OPTIMIZER).total_bytes.tolist() == [3, 4, 5]
-
-
-def test_a_step_without_a_phase_has_no_readings_of_it():
-    line = timeline([1, 2], [Phase.FORWARD, Phase.BACKWARD])
-    assert readings(line, only=Phase.OPTIMIZER) == []
 
 
 def test_the_parts_of_a_peak_lie_where_its_bar_draws_them_and_sum_to_it():
@@ -120,13 +110,13 @@ def test_the_parts_of_a_peak_lie_where_its_bar_draws_them_and_sum_to_it():
     assert all(one.end == other.start for one, other in pairwise(found))
     below = peak_readings(result, limit_bytes=2 * result.peak_allocated_bytes)
     assert below[-1].end == 0.5
-
-
-def test_a_part_of_a_peak_names_its_largest_places_in_words():
-    found = {part.category: part.places for part in peak_readings(transformer())}
-    assert found[Category.PARAMETERS][0] == ("ln.weight in 12 blocks", 12 * MIB)
-    assert found[Category.TEMPORARIES] == (("model.h.3.mlp.fc", 30 * MIB),)
-    assert found[Category.INPUTS][0][0] == "outside of all modules (clone)"
+    places = {part.category: part.places for part in found}  # the largest, in words
+    assert places[Category.PARAMETERS][0] == ("ln.weight in 12 blocks", 12 * MIB)
+    assert places[Category.TEMPORARIES] == (("model.h.3.mlp.fc", 30 * MIB),)
+    assert places[Category.INPUTS][0][0] == "outside of all modules (clone)"
+    reserved = peak_readings(make_result(peak_reserved_bytes=50 * MIB))[-1]
+    assert (reserved.name, reserved.nbytes) == ("reserved, not allocated", 10 * MIB)
+    assert (reserved.fraction, reserved.end) == (None, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -158,36 +148,19 @@ def test_the_workspace_of_cublas_is_not_called_buffers(operators, name):
     assert set(CUBLAS) == cuda_kernels.CUBLAS
 
 
-def test_reserved_memory_is_a_part_of_its_own():
-    found = peak_readings(make_result(peak_reserved_bytes=50 * MIB))
-    assert (found[-1].name, found[-1].nbytes) == ("reserved, not allocated", 10 * MIB)
-    assert (found[-1].fraction, found[-1].end) == (None, 1.0)
-
-
-def test_what_would_lower_a_category_is_said_in_the_words_of_the_controls():
-    said = lowering(make_held(held(Category.ACTIVATIONS, "a", 30 * MIB)))
-    line = said[Category.ACTIVATIONS]
+def test_the_bar_and_the_timeline_say_the_same_about_what_would_lower_a_category():
+    result = make_held(held(Category.ACTIVATIONS, "<script>", 30 * MIB))
+    said = lowering(result)
+    line = said[Category.ACTIVATIONS]  # in the words of the controls
     assert line.startswith("lower activations: ")
     assert re.search(r"accumulation 2 \(peak about [\d.]+ MiB lower\)", line)
     assert "_" not in line
-
-
-def test_the_bar_and_the_timeline_say_the_same_about_what_would_lower_a_category():
-    result = make_held(held(Category.ACTIVATIONS, "a", 30 * MIB))
-    said = lowering(result)
     peak = max(readings(result.timeline), key=lambda reading: reading.nbytes)
     (moment,) = moments([peak], said)
-    part = parts_of_peak(peak_readings(result), said)[-1]
-    assert said[Category.ACTIVATIONS] in moment.content
-    assert said[Category.ACTIVATIONS] in part.content
-    assert said[Category.ACTIVATIONS] in part.heard
-
-
-def test_no_module_of_a_person_becomes_markup_in_the_bar():
-    result = make_held(held(Category.ACTIVATIONS, "<script>", 30 * MIB))
-    page = readout(
-        parts_of_peak(peak_readings(result), {}), (0, 0, 1, 1), name="n", kind="part", label="parts"
-    )
+    parts = parts_of_peak(peak_readings(result), said)
+    for text in (moment.content, parts[-1].content, parts[-1].heard):
+        assert line in text
+    page = readout(parts, (0, 0, 1, 1), name="n", kind="part", label="parts")
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
 

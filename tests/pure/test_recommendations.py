@@ -41,6 +41,18 @@ def test_the_picture_marks_the_best_the_others_and_those_too_close():
     key = "\n".join(texts_of(figure))
     assert all(words in key for words in ("★ fastest that fits", "◆ fits too", "▲ too close"))
     assert "bf16-mixed" in texts_of(figure)  # the name of the best
+    # the dots lie on the axis of the limit
+    assert drawn[f"fastest that fits: {BEST.config}"].get_ydata()[0] == 40 * MIB
+    assert drawn["limit"].get_ydata()[0] == 50 * MIB
+    assert any("MiB reserved (predicted, t4)" in text for text in texts_of(figure))
+
+    # estimates are faint and not in the front
+    estimate = found(0.15, 30, memory_budget=0.2)
+    figure = plots.recommendations(recommended(BEST, tried=(PLAIN,), estimated=(estimate,)))
+    drawn = lines_of(figure)
+    assert list(drawn["Pareto front"].get_xdata()) == [0.1, 0.2]
+    faint = drawn[f"estimated: {estimate.config}"]
+    assert faint.get_alpha() < drawn[f"predicted: {PLAIN.config}"].get_alpha()
 
 
 def test_a_peak_far_above_a_limit_that_may_fit_with_less_cache_says_so():
@@ -52,24 +64,6 @@ def test_a_peak_far_above_a_limit_that_may_fit_with_less_cache_says_so():
         "too close to say whether it fits 50.0 MiB with less cache (60.0 MiB reserved, predicted "
         "where there is room; ± 3 %)"
     )
-
-
-def test_dots_lie_on_the_axis_of_the_limit():
-    figure = plots.recommendations(recommended(BEST, tried=(PLAIN,)))
-    drawn = lines_of(figure)
-    assert drawn[f"fastest that fits: {BEST.config}"].get_ydata()[0] == 40 * MIB
-    assert drawn["limit"].get_ydata()[0] == 50 * MIB
-    assert any("MiB reserved (predicted, t4)" in text for text in texts_of(figure))
-
-
-def test_estimates_are_faint_and_not_in_the_front():
-    estimate = found(0.15, 30, memory_budget=0.2)
-    drawn = lines_of(
-        plots.recommendations(recommended(BEST, tried=(PLAIN,), estimated=(estimate,)))
-    )
-    assert list(drawn["Pareto front"].get_xdata()) == [0.1, 0.2]
-    faint = drawn[f"estimated: {estimate.config}"]
-    assert faint.get_alpha() < drawn[f"predicted: {PLAIN.config}"].get_alpha()
 
 
 def test_what_was_measured_is_filled_and_drawn_once():

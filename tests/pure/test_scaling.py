@@ -44,48 +44,27 @@ def test_peaks_and_rates_stand_where_the_results_are():
     assert {" zero3", " ddp"} <= set(texts_of(figure))
 
 
-def test_without_a_time_there_is_only_the_peak():
-    figure = plots.scaling([result("zero2", n, rate=None) for n in RANKS])
-    assert [axes.get_label() for axes in figure.axes] == ["peak"]
-    assert not any("per second" in text for text in texts_of(figure))
-
-
-def test_results_without_a_peak_are_left_out():
+def test_what_has_no_peak_is_left_out_and_what_has_no_time_has_only_a_peak():
     failed = make_result(outcome=Outcome.FAILED, message="no", peak_allocated_bytes=None)
     assert plots.scaling([failed]).axes == []
     figure = plots.scaling([failed, result("ddp", 2, rate=1.0)])
     assert len(line(figure, "peak", "ddp").get_xdata()) == 1
+    figure = plots.scaling([result("zero2", n, rate=None) for n in RANKS])  # without a time
+    assert [axes.get_label() for axes in figure.axes] == ["peak"]
+    assert not any("per second" in text for text in texts_of(figure))
 
 
-def test_names_of_lines_that_end_together_do_not_cover_each_other():
-    names = ("ddp", "zero1", "zero2", "zero3")
-    figure = plots.scaling([result(name, n, rate=None) for name in names for n in RANKS])
-    (axes,) = figure.axes
-    heights = sorted(
-        axes.transData.transform((0, text.get_position()[1]))[1] for text in axes.texts
-    )
-    gaps = [after - before for before, after in itertools.pairwise(heights)]
-    assert min(gaps) * 72 / figure.dpi > 8  # points
-
-
-def test_one_process_is_named_as_that_and_groups_by_their_size():
-    results = [
-        make_result(config=StepConfig(batch_size=8)),
-        make_result(
-            config=StepConfig(batch_size=8, sharding="hybrid", world_size=8, shard_group_size=4)
-        ),
-    ]
-    assert {" one process", " hybrid, groups of 4"} <= set(texts_of(plots.scaling(results)))
-
-
-def test_what_goes_with_a_strategy_is_a_line_of_its_own():
-    both = {"offload_parameters": True, "offload_optimizer": True}
-    results = [
-        make_result(config=StepConfig(batch_size=8, sharding="zero3", world_size=8, **fields))
-        for fields in ({}, {"tensor_parallel_size": 2}, both)
-    ]
-    names = {" zero3", " zero3, tensor 2", " zero3, offloaded"}
-    assert names <= set(texts_of(plots.scaling(results)))
+def test_each_strategy_is_a_line_that_is_named_with_its_groups_and_what_goes_with_it():
+    eight = {"world_size": 8, "sharding": "zero3"}
+    fields = {
+        " one process": {},
+        " hybrid, groups of 4": eight | {"sharding": "hybrid", "shard_group_size": 4},
+        " zero3": eight,
+        " zero3, tensor 2": eight | {"tensor_parallel_size": 2},
+        " zero3, offloaded": eight | {"offload_parameters": True, "offload_optimizer": True},
+    }
+    results = [make_result(config=StepConfig(batch_size=8, **each)) for each in fields.values()]
+    assert set(fields) <= set(texts_of(plots.scaling(results)))
 
 
 @pytest.mark.parametrize("size", [(2.6, 2.4), (4.4, 3.4), (9.0, 5.0)])

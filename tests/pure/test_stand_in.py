@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 import memlab
+from memlab.trace import Phase
 from memlab.tracing import fake_cuda
 from memlab.tracing.recording import OpTrace
 from memlab.tracing.tracker import Tracker, record_fake
@@ -104,19 +105,20 @@ def attention_kernel(
     return "math"
 
 
-@pytest.mark.parametrize("dtype", LOW)
-def test_half_attention_is_flash_and_efficient_with_a_mask(
-    device: torch.device, dtype: torch.dtype
+@pytest.mark.parametrize(
+    ("dtype", "plain", "grouped", "masked"),
+    [
+        (torch.float16, "flash", "flash", "efficient"),
+        (torch.bfloat16, "flash", "flash", "efficient"),
+        (torch.float32, "efficient", "math", "efficient"),
+    ],
+)
+def test_attention_is_the_kernel_that_its_format_its_heads_and_a_mask_allow(
+    device: torch.device, dtype: torch.dtype, plain: str, grouped: str, masked: str
 ) -> None:
-    assert attention_kernel(device, dtype) == "flash"
-    assert attention_kernel(device, dtype, heads=2) == "flash"
-    assert attention_kernel(device, dtype, masked=True) == "efficient"
-
-
-def test_fp32_attention_is_efficient_and_math_for_grouped_queries(device: torch.device) -> None:
-    assert attention_kernel(device, torch.float32) == "efficient"
-    assert attention_kernel(device, torch.float32, masked=True) == "efficient"
-    assert attention_kernel(device, torch.float32, heads=2) == "math"
+    assert attention_kernel(device, dtype) == plain
+    assert attention_kernel(device, dtype, heads=2) == grouped
+    assert attention_kernel(device, dtype, masked=True) == masked
 
 
 def test_dropout_is_fused_and_its_mask_has_one_byte_a_value(device: torch.device) -> None:
@@ -298,3 +300,42 @@ def test_a_persons_own_file_is_answered_for_the_card_and_then_is_as_before(tmp_p
 
     asked = predicted(memlab.StepConfig(batch_size=4), "cpu", made)
     assert asked.outcome == memlab.Outcome.FAILED, "a step on this CPU asks for a card"
+
+
+# what a product of bitsandbytes in 8 bits allocates, against a count by hand
+
+
+ROWS, COLUMNS, OUTPUTS = 64, 1024, 2048
+
+
+@pytest.fixture
+def bitsandbytes():
+    return pytest.importorskip("bitsandbytes")
+
+
+def test_a_product_in_8_bits_allocates_what_the_lines_of_python_do_on_cuda(bitsandbytes):
+    """Read in `int8_vectorwise_quant`, `int8_linear_matmul` and `int8_mm_dequant` for CUDA."""
+    card, tracker = fake_cuda.device(), Tracker(fake_cuda.NAME)
+    operators = torch.ops.bitsandbytes
+
+    def run(_):
+        tracker.mark(0, Phase.FORWARD, 0)
+        x = torch.empty(ROWS, COLUMNS, dtype=torch.bfloat16, device=card)
+        weight = torch.empty(OUTPUTS, COLUMNS, dtype=torch.int8, device=card)
+        scales = torch.empty(OUTPUTS, device=card)
+        rows, of_rows, outliers = operators.int8_vectorwise_quant.default(x.half(), 6.0)
+        operators.int8_mixed_scaled_mm.default(x, rows, weight, of_rows, scales, outliers, None)
+
+    recording = record_fake(run, tracker)
+    born = [block.nbytes for block in recording.blocks if block.nbytes]
+    entries = ROWS * COLUMNS
+    expected = [
+        2 * entries, OUTPUTS * COLUMNS, 4 * OUTPUTS,  # x, the weight, its scales
+        2 * entries,  # x in fp16
+        4 * ROWS, entries,  # scales and rows in int8
+        2 * entries, entries, 1,  # abs, the mask of outliers, whether there are any
+        4 * ROWS * OUTPUTS,  # sums in int32
+        2 * ROWS * OUTPUTS, 2 * ROWS * OUTPUTS,  # in fp16, then in bf16
+    ]  # fmt: skip
+    assert born == expected
+    assert [note for note in recording.assumptions if "outliers" in note]

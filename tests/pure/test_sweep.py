@@ -22,7 +22,7 @@ from memlab import MemlabError, StepConfig
 from memlab.errors import ConfigError, DeviceError, StoreError
 from memlab.search import sweep as sweep_tasks
 from memlab.store import database
-from memlab.store.database import claim, hold, is_held, owner, release
+from memlab.store.database import claim, owner, release
 from tests.store_parts import Forked, a_result
 from tests.sweep_parts import CRASH, WORKLOAD, Runs, once, sizes
 
@@ -53,13 +53,15 @@ def stored(path) -> list[int]:
 
 
 def test_each_setting_runs_once_and_is_written_before_it_is_shown(path, runs):
-    shown = []
+    shown, said = [], []
 
     def show(result):
         assert stored(path)[-1] == result.config.batch_size
         shown.append(result.config.batch_size)
 
-    table = swept(path, sizes(5), on_result=show)
+    table = swept(path, sizes(5), on_result=show, on_progress=said.append)
+    assert [progress.fraction for progress in said] == [0.2, 0.4, 0.6, 0.8, 1.0]
+    assert said[0].text == "1 of 5 settings have ended; batch_size=1: ok"
     assert shown == [result.config.batch_size for result in table] == [1, 2, 3, 4, 5]
     assert runs.ended() == once(5)
     assert table.num_reused == 0
@@ -73,6 +75,9 @@ def test_what_is_in_the_store_is_not_run_again(path, runs):
     assert [result.peak_allocated_bytes for result in table] == [1, 2, 3, 4, 5]
     assert runs.ended() == once(5)
     assert stored(path) == [1, 2, 3, 4, 5]
+    table = swept(path, [StepConfig(batch_size=6), StepConfig(batch_size=6)])
+    assert [result.config.batch_size for result in table] == [6, 6]
+    assert runs.ended() == once(6)  # a setting that is named twice runs once
 
 
 def test_another_seed_limit_workload_or_device_is_another_setting(path, runs):
@@ -84,12 +89,6 @@ def test_another_seed_limit_workload_or_device_is_another_setting(path, runs):
     table = memlab.sweep(other, sizes(1), "cpu", path=path)
     assert runs.ended() == {1: 5}
     assert "4 results of another workload named 'stand-in'" in table.notes[0]
-
-
-def test_a_setting_that_is_named_twice_runs_once(path, runs):
-    table = swept(path, [StepConfig(batch_size=2), StepConfig(batch_size=2)])
-    assert [result.config.batch_size for result in table] == [2, 2]
-    assert runs.ended() == {2: 1}
 
 
 def test_what_measure_has_stored_counts(path, runs, monkeypatch):
@@ -145,7 +144,7 @@ def test_a_sweep_that_is_killed_twice_runs_no_finished_setting_again(path, runs,
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_sweep_that_is_killed_while_it_writes(path, runs, monkeypatch, when):
+def test_a_sweep_that_is_killed_while_it_writes_loses_its_claim(path, runs, monkeypatch, when):
     write = database.insert
 
     def killed(connection, run):
@@ -161,7 +160,9 @@ def test_a_sweep_that_is_killed_while_it_writes(path, runs, monkeypatch, when):
 
     assert Forked(sweep_until_killed).wait() == -signal.SIGKILL
     assert stored(path) == [1, 2, 3]
+    assert len(list(path.parent.glob("*.lock"))) == 1
     swept(path, sizes(6))
+    assert list(path.parent.glob("*.lock")) == []
     assert stored(path) == [1, 2, 3, 4, 5, 6]
     assert runs.begun() == {**once(6), 4: 2}  # the one whose result was not written
     with contextlib.closing(sqlite3.connect(path)) as connection:
@@ -192,29 +193,6 @@ def test_a_claim_holds_as_long_as_its_owner_lives(path):
     with owner(path) as third:
         assert claim(path, "setting", third, 1.0).owner == third
     assert list(path.parent.glob("*.lock")) == []
-
-
-def test_a_claim_of_a_killed_process_is_lost(path):
-    def claim_and_be_killed():
-        with owner(path) as mine:
-            assert claim(path, "setting", mine, 1.0).owner == mine
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    assert Forked(claim_and_be_killed).wait() == -signal.SIGKILL
-    assert len(list(path.parent.glob("*.lock"))) == 1
-    with owner(path) as mine:
-        assert claim(path, "setting", mine, 1.0).owner == mine
-    assert list(path.parent.glob("*.lock")) == []
-
-
-def test_a_lock_is_held_by_one(tmp_path):
-    lock = tmp_path / "lock"
-    assert not is_held(lock)
-    with hold(lock):
-        assert is_held(lock)
-        with pytest.raises(sqlite3.OperationalError), hold(lock):
-            pass
-    assert not is_held(lock)
 
 
 def test_one_measurement_at_a_time_runs_on_a_machine(path, runs):
@@ -262,12 +240,10 @@ def test_a_combination_that_is_not_allowed_is_a_row_with_the_reason(path, runs):
     assert "accumulation_steps=2 is more than batch_size=1" in frame["message"][1]
     assert len(table.results) == 3
     assert str(table) == "sweep of 4 settings: 3 ok, 1 unsupported."
-
-
-def test_a_sweep_of_which_nothing_is_allowed_runs_nothing(path, runs):
-    table = swept(path, {"batch_size": [1], "accumulation_steps": [2, 3]})
-    assert list(table.frame()["outcome"]) == ["unsupported"] * 2
-    assert runs.begun() == {}
+    before = runs.begun()
+    nothing = swept(path, {"batch_size": [1], "accumulation_steps": [2, 3]})
+    assert list(nothing.frame()["outcome"]) == ["unsupported"] * 2
+    assert runs.begun() == before
 
 
 def test_a_config_that_the_step_refuses_is_a_row(path, runs):
@@ -298,9 +274,6 @@ def test_what_can_be_known_before_anything_runs_is_an_error(path, runs, configs,
     with pytest.raises(MemlabError, match=said):
         swept(path, configs)
     assert runs.begun() == {}
-
-
-def test_a_base_and_a_list_are_refused_together(path, runs):
     with pytest.raises(MemlabError, match="leave base out"):
         swept(path, [StepConfig()], base=StepConfig())
 
@@ -326,15 +299,14 @@ def test_a_card_that_is_not_here_is_predicted_and_an_unknown_one_is_refused(
 # pause, stop, failures
 
 
-@pytest.mark.parametrize("outcome", ["failed", "unsupported", "crashed"])
-def test_what_measure_has_stored_is_never_deleted(path, runs, monkeypatch, outcome):
+def test_what_measure_has_stored_is_never_deleted(path, runs, monkeypatch):
     monkeypatch.setenv("MEMLAB_STORE", str(path))
     monkeypatch.setattr("memlab.api.measure_only", runs.measure)
-    runs.doing = lambda size: {"outcome": outcome, "message": "stored by measure"}
+    runs.doing = lambda size: {"outcome": "failed", "message": "stored by measure"}
     memlab.measure(WORKLOAD, StepConfig(batch_size=1), "cpu")
     runs.doing = lambda size: None
     assert memlab.sweep(WORKLOAD, sizes(1), "cpu").num_reused == 0
-    assert list(memlab.results(path=path)["outcome"]) == [outcome, "ok"]
+    assert list(memlab.results(path=path)["outcome"]) == ["failed", "ok"]
 
 
 @pytest.mark.parametrize("outcome", ["failed", "unsupported", "crashed"])
@@ -349,19 +321,16 @@ def test_what_may_have_had_a_cause_elsewhere_is_run_again_by_the_next_sweep(path
     assert runs.ended() == {1: 4 if outcome == "crashed" else 2}
 
 
-def test_out_of_memory_is_a_result_that_stays(path, runs):
+def test_out_of_memory_stays_and_what_took_too_long_is_run_again_with_more_time_only(path, runs):
     runs.doing = lambda size: {"outcome": "out_of_memory", "message": "above the limit"}
-    swept(path, sizes(1))
-    assert swept(path, sizes(1)).num_reused == 1
-
-
-def test_a_setting_that_took_too_long_is_run_again_with_more_time_only(path, runs):
+    swept(path, [StepConfig(batch_size=2)])
+    assert swept(path, [StepConfig(batch_size=2)]).num_reused == 1
     runs.doing = lambda size: {"outcome": "timed_out", "message": "not finished"}
     swept(path, sizes(1), timeout_seconds=5)
     swept(path, sizes(1), timeout_seconds=5)
-    assert runs.ended() == {1: 1}
+    assert runs.ended() == {1: 1, 2: 1}
     swept(path, sizes(1), timeout_seconds=6)
-    assert runs.ended() == {1: 2}
+    assert runs.ended() == {1: 2, 2: 1}
 
 
 def test_a_sweep_that_is_stopped_keeps_what_it_has_and_goes_on_later(path, runs):
@@ -387,14 +356,14 @@ def test_a_sweep_that_is_paused_begins_nothing_until_it_goes_on(path, runs, thre
     runs.doing = pause_at_two
     pool = ThreadPoolExecutor(threads) if threads else contextlib.nullcontext()
     with pool as executor, ThreadPoolExecutor(1) as aside:
-        job = aside.submit(swept, path, sizes(200), pause=pause, executor=executor)
+        job = aside.submit(swept, path, sizes(60), pause=pause, executor=executor)
         assert is_paused.wait(60)
         while not is_quiet(runs):
             time.sleep(0.01)
-        assert sum(runs.ended().values()) < 200
+        assert sum(runs.ended().values()) < 60
         pause.clear()
-        assert len(job.result(600)) == 200
-    assert runs.ended() == once(200)
+        assert len(job.result(600)) == 60
+    assert runs.ended() == once(60)
 
 
 def test_pauses_are_no_tries(path, runs):
@@ -495,13 +464,6 @@ def test_an_interrupted_cell_leaves_no_claim_behind(path, runs):
         assert connection.execute("SELECT count(*) FROM claim").fetchone() == (0,)
 
 
-def test_progress_is_that_of_the_whole_sweep(path, runs):
-    said = []
-    swept(path, sizes(4), on_progress=said.append)
-    assert [progress.fraction for progress in said] == [0.25, 0.5, 0.75, 1.0]
-    assert said[0].text == "1 of 4 settings have ended; batch_size=1: ok"
-
-
 def test_a_store_that_cannot_be_used_is_an_error_before_anything_runs(path, runs):
     path.write_bytes(b"no database" * 1000)
     with pytest.raises(StoreError, match="move it away"):
@@ -535,10 +497,10 @@ def test_results_that_cannot_be_written_are_returned_with_a_note(path, runs, mon
 
 def test_settings_run_in_the_threads_of_an_executor(path, runs):
     with ThreadPoolExecutor(3) as executor:
-        table = swept(path, sizes(100), executor=executor)
-    assert [result.config.batch_size for result in table] == list(range(1, 101))
-    assert runs.ended() == once(100)
-    assert swept(path, sizes(100)).num_reused == 100  # it ran on this machine
+        table = swept(path, sizes(30), executor=executor)
+    assert [result.config.batch_size for result in table] == list(range(1, 31))
+    assert runs.ended() == once(30)
+    assert swept(path, sizes(30)).num_reused == 30  # it ran on this machine
 
 
 def test_an_executor_whose_process_is_killed_loses_nothing(path, runs):

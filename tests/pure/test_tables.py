@@ -67,9 +67,7 @@ def test_every_text_of_a_table_is_escaped():
     )
     assert "&lt;u&gt;" in columns_table(("<u>",), [("x",)])
     assert "&lt;u&gt;" in columns_table(("x",), [("<u>",)])
-
-
-def test_what_is_empty_is_left_out():
+    # what is empty is left out
     assert "nothing" not in facts_table("title", {"nothing": "", "something": "1"})
     assert columns_table(("a", "b"), []) == ""
 
@@ -99,11 +97,8 @@ def test_a_predicted_number_says_for_what_device_and_how_sure_it_is():
     assert facts["peak reserved"] == "3.00 MiB predicted"
     assert facts["time per step"] == "500 ms predicted +-20 %"
     assert facts["loss"] == "not predicted"
-
-
-def test_a_recorded_number_names_its_device_once():
-    result = make_result(source=Source.RECORDED, device="amd-epyc, recorded")
-    assert facts_of(result)[""] == "tiny, recorded on amd-epyc"
+    recorded = make_result(source=Source.RECORDED, device="amd-epyc, recorded")
+    assert facts_of(recorded)[""] == "tiny, recorded on amd-epyc"
 
 
 def test_a_run_without_numbers_is_its_outcome_and_the_reason():
@@ -131,18 +126,12 @@ def test_a_report_says_what_was_compared():
     assert facts["same bits as without the technique"] == "yes"
     assert facts["same gradient as the undivided batch"] == "yes"
     assert facts["updates that were compared"] == "3"
-
-
-def test_a_report_without_a_comparison_is_the_reason():
-    facts = facts_of(VerifyReport(ok=False, why="it <failed>", outcome=Outcome.FAILED))
-    assert facts == {"": "gradients not checked (failed)", "why": "it &lt;failed&gt;"}
-
-
-def test_a_report_says_on_which_device_it_was_made():
     report = dataclasses.replace(REPORT, device="cuda:0")
     assert facts_of(report)["device"] == "cuda:0"
     assert str(report).startswith("gradients same on cuda:0: largest")
     assert str(REPORT).startswith("gradients same: largest")
+    failed = VerifyReport(ok=False, why="it <failed>", outcome=Outcome.FAILED)
+    assert facts_of(failed) == {"": "gradients not checked (failed)", "why": "it &lt;failed&gt;"}
 
 
 def refuse(*_):
@@ -164,12 +153,17 @@ def test_a_workload_shows_its_functions_and_calls_none_of_them():
     assert facts_of(counted)["samples"].startswith("count_samples: refuse of")
     assert facts_of(counted)["micro-batches"].startswith("split_batch: refuse of")
 
-
-def test_a_workload_of_the_zoo_shows_its_sizes():
-    facts = facts_of(workloads.get("gpt-small", num_layers=2))
+    facts = facts_of(workloads.get("gpt-small", num_layers=2))  # one of the zoo shows its sizes
     assert "Gpt.build of" in facts["model"]
     assert "num_layers=2" in facts["model"]
     assert "sequence_length=128" in facts["batch"]
+
+    module = nn.Linear(2, 1)
+    module.__deepcopy__ = refuse
+    batch = torch.zeros(2, 2), torch.zeros(2, 1)
+    shown = facts_of(Workload.from_module(module, batch, nn.functional.mse_loss))
+    assert shown[""] == "workload Linear"
+    assert shown["model"] == "Workload.from_module.copy_of_module of memlab.workload"
 
 
 class Odd:
@@ -190,15 +184,6 @@ def test_a_function_that_cannot_be_described_does_not_break_the_table():
     assert facts_of(odd)["model"].startswith("&lt;Odd")
     part = dataclasses.replace(odd, make_batch=functools.partial(refuse, Odd(), size=Odd()))
     assert facts_of(part)["batch"].startswith("refuse of ")
-
-
-def test_a_workload_of_a_module_does_not_copy_it():
-    module = nn.Linear(2, 1)
-    module.__deepcopy__ = refuse
-    batch = torch.zeros(2, 2), torch.zeros(2, 1)
-    shown = facts_of(Workload.from_module(module, batch, nn.functional.mse_loss))
-    assert shown[""] == "workload Linear"
-    assert shown["model"] == "Workload.from_module.copy_of_module of memlab.workload"
 
 
 def test_texts_and_pickles_are_those_of_before():
@@ -230,6 +215,14 @@ def test_a_table_shows_what_differs_with_units_and_uncertainty():
     assert table.caption == "mine, predicted, t4"
     assert table.heads == ("batch size", "memory budget", "peak allocated", "step time")
     assert table.rows == (("4", "1", "3.00 MiB +-2 %", ""), ("16", "0.5", "3.00 MiB", "250 ms"))
+    assert str(ResultList([found()])).splitlines()[-1] == "3.00 MiB"
+    assert str(ResultList()) == "[]"
+
+    # a step that did not run has no other format
+    rows = [found(parameter_formats=("float32",)), found(peak_allocated_bytes=None)]
+    assert "precision" not in memlab.table(rows).heads
+    rows[1] = found(parameter_formats=("bfloat16",))
+    assert [row[0] for row in memlab.table(rows).rows] == ["fp32", "as built: bfloat16"]
 
 
 def test_of_notes_that_differ_in_their_numbers_the_last_stands_with_its_row():
@@ -260,11 +253,8 @@ def test_functions_of_one_name_are_told_apart(made):
     table = memlab.table([found(config={"optimizer": function}) for function in made])
     assert table.heads[0] == "optimizer"
     assert "optimizer" not in table.caption
-
-
-def test_values_without_a_text_of_their_own_are_told_without_an_address():
-    assert "0x" not in repr(StepConfig(optimizer=of_rate(nn.Linear(2, 2))))
-    assert "0x" not in repr(StepConfig(optimizer=functools.partial(of_rate, object())))
+    for own in (of_rate(nn.Linear(2, 2)), functools.partial(of_rate, object())):
+        assert "0x" not in repr(StepConfig(optimizer=own)), "an address is another in each process"
 
 
 def test_an_outcome_that_is_not_ok_brings_its_sentence():
@@ -277,23 +267,13 @@ def test_an_outcome_that_is_not_ok_brings_its_sentence():
     assert table.rows[1] == ("other", "out_of_memory", "", "it needs more")
 
 
-def test_a_step_that_did_not_run_has_no_other_format():
-    rows = [found(parameter_formats=("float32",)), found(peak_allocated_bytes=None)]
-    assert "precision" not in memlab.table(rows).heads
-    rows[1] = found(parameter_formats=("bfloat16",))
-    assert [row[0] for row in memlab.table(rows).rows] == ["fp32", "as built: bfloat16"]
-
-
-def test_columns_of_a_frame_are_shown_by_the_end_of_their_name():
+def test_no_number_is_hard_to_read_or_zero_where_it_is_not():
     rows = [
         {"n": 2.5, "peak_activations_bytes": 2**20, "time_error": -0.02, "same": True, "x": None}
     ]
-    table = memlab.table(rows)
+    table = memlab.table(rows)  # units by the ends of the names, as in a frame
     assert table.heads == ("n", "activations at the peak", "time error", "same", "x")
     assert table.rows == (("2.5", "1.00 MiB", "-2.00 %", "yes", ""),)
-
-
-def test_no_number_is_hard_to_read_or_zero_where_it_is_not():
     row = {"n": 123456.7, "max_relative_error": 1e-7, "zero_error": 0.0, "step_seconds": 2e-8}
     small = {"n": 1e-9, "max_relative_error": -1e-5, "zero_error": -0.0, "step_seconds": 0.0}
     assert memlab.table([row, small]).rows == (
@@ -302,30 +282,19 @@ def test_no_number_is_hard_to_read_or_zero_where_it_is_not():
     )
 
 
-def test_a_list_of_results_shows_itself_as_a_table():
-    assert str(ResultList([found()])).splitlines()[-1] == "3.00 MiB"
-    assert str(ResultList()) == "[]"
-
-
-@pytest.mark.parametrize("rows", [3, [3], "text", [found(), {}], [{}, found()], [None]])
-def test_what_is_no_row_is_named(rows):
-    with pytest.raises(memlab.MemlabError, match="pass"):
+@pytest.mark.parametrize(
+    "rows", [3, [3], "text", [found(), {}], [{}, found()], [None], range(10**12)], ids=repr
+)
+def test_what_is_no_row_or_column_is_named(rows):
+    with pytest.raises(ConfigError, match="pass"):
         memlab.table(rows)
-
-
-def test_a_column_that_is_not_there_is_named():
-    with pytest.raises(memlab.MemlabError, match="columns hold 'nope'; allowed are workload_name"):
+    with pytest.raises(ConfigError, match="columns hold 'nope'; allowed are workload_name"):
         memlab.table([found()], ["nope"])
+    with pytest.raises(ConfigError, match="is no list of names"):
+        memlab.table([{"a": 1}], columns=range(10**12))
 
 
 def test_the_repr_of_a_config_is_code_with_what_differs_from_the_default():
     config = StepConfig(batch_size=4, precision="bf16-mixed", max_grad_norm=1.0)
     assert repr(config) == "StepConfig(batch_size=4, precision='bf16-mixed', max_grad_norm=1.0)"
     assert eval(repr(config)) == config
-
-
-def test_a_billion_numbers_are_refused_at_the_first():
-    with pytest.raises(ConfigError, match="rows hold 0; pass StepResults only"):
-        memlab.table(range(10**12))
-    with pytest.raises(ConfigError, match="is no list of names"):
-        memlab.table([{"a": 1}], columns=range(10**12))

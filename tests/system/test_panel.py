@@ -2,6 +2,7 @@
 
 import json
 import threading
+from contextlib import closing
 
 import ipywidgets
 import pytest
@@ -12,38 +13,36 @@ from memlab import MemlabError, Outcome, StepConfig, Workload
 from memlab._panel import asked, job
 from memlab.running import Progress
 from memlab.runtime import isolation
-from tests.panel_parts import PATIENCE_SECONDS, find, make_result, make_workload, until
+from tests.panel_parts import PATIENCE_SECONDS, find, make_result, make_workload, opened, until
 
 
 @pytest.fixture
-def panel():
-    made = memlab.panel(make_workload(), device="cpu")
-    yield made
-    made.close()
+def panel(nothing_ahead):
+    with opened() as made:
+        yield made
 
 
 @pytest.mark.parametrize(
     "config",
     [
-        StepConfig(batch_size=24, accumulation_steps=5, precision="bf16-mixed"),
-        StepConfig(memory_budget=0.35, budget_engine="compile", optimizer="sgd"),
-        StepConfig(memory_budget=0.4, budget_engine="compile", budget_solver="greedy"),
-        StepConfig(checkpointing="blocks", compile=True),
-        StepConfig(channels_last=True, init_on_meta=True),
-        StepConfig(precision="bf16-master", optimizer="adafactor", optimizer_in_backward=True),
-        StepConfig(optimizer_implementation="fused"),
+        StepConfig(batch_size=24, accumulation_steps=5, checkpointing="blocks", compile=True),
+        StepConfig(
+            memory_budget=0.4, budget_engine="compile", budget_solver="greedy", optimizer="sgd",
+            optimizer_implementation="fused",
+        ),
+        StepConfig(
+            precision="bf16-master", optimizer="adafactor", optimizer_in_backward=True,
+            channels_last=True, init_on_meta=True,
+        ),
         StepConfig(sharding="ddp", world_size=6, batch_size=12, tensor_parallel_size=2),
         StepConfig(sharding="hybrid", world_size=4, shard_group_size=2),
         StepConfig(sharding="zero2", world_size=2, sync_each_micro_batch=False),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_config_survives_the_way_through_the_controls(config):
-    made = memlab.panel(make_workload(), device="cpu", config=config)
-    try:
+    with opened(config=config) as made:
         assert made.config == config
-    finally:
-        made.close()
 
 
 def test_every_choice_shows_what_is_set_none_too(panel):
@@ -54,22 +53,25 @@ def test_every_choice_shows_what_is_set_none_too(panel):
             yield from choices(child)
 
     found = {choice.description: choice for choice in choices(panel._view._root)}
-    panel.set(max_grad_norm=1.0)
-    assert found["Clip gradients at"].label == "1"
-    panel.set(max_grad_norm=None)
-    assert found["Clip gradients at"].label == "no clipping"
+    for norm, label in ((1.0, "1"), (None, "no clipping")):
+        panel.set(max_grad_norm=norm)
+        assert found["Clip gradients at"].label == label
     assert [name for name, choice in found.items() if choice.index is None] == []
 
 
-def test_a_mode_of_torch_compile_without_a_control_is_refused():
-    with pytest.raises(MemlabError, match=r"compile_mode='max-autotune' has no control"):
-        memlab.panel(make_workload(), config=StepConfig(compile=True, compile_mode="max-autotune"))
-
-
-def test_a_policy_without_a_control_is_refused_with_what_there_is():
-    own = StepConfig(checkpointing="blocks", checkpoint_policy="aten.mm")
-    with pytest.raises(MemlabError, match=r"checkpoint_policy='aten.mm' has no.*'keep-matmuls'"):
-        memlab.panel(make_workload(), config=own)
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"compile": True, "compile_mode": "max-autotune"}, "compile_mode='max-autotune' has no"),
+        (
+            {"checkpointing": "blocks", "checkpoint_policy": "aten.mm"},
+            "checkpoint_policy='aten.mm' has no control.*'keep-matmuls'",
+        ),
+    ],
+)
+def test_a_setting_without_a_control_is_refused_with_what_there_is(fields, said):
+    with pytest.raises(MemlabError, match=said):
+        memlab.panel(make_workload(), config=StepConfig(**fields))
 
 
 def test_a_name_can_be_given_and_taken_back(panel):
@@ -150,18 +152,6 @@ def test_the_code_measures_what_is_on_screen(panel):
     assert names["result"].memory_limit_bytes == 2**30
 
 
-def test_the_code_names_the_zoo_and_the_options_of_it():
-    own = memlab.workloads.get("gpt-small", hidden_size=64)
-    source = asked.as_source(own, StepConfig(), "cpu", "")
-    assert "workload = memlab.workloads.get('gpt-small', hidden_size=64)" in source
-
-
-def test_the_code_finds_the_name_of_a_persons_own_workload():
-    mine = make_workload()
-    source = asked.as_source(mine, StepConfig(), "cpu", "", namespace={"_": mine, "mine": mine})
-    assert "memlab.measure(mine, config, device='cpu')" in source
-
-
 def test_the_code_says_how_to_reach_a_panel_and_a_workload_that_no_variable_holds():
     mine, panel = make_workload(), object()
 
@@ -169,7 +159,7 @@ def test_the_code_says_how_to_reach_a_panel_and_a_workload_that_no_variable_hold
         found = asked.parts("", mine, StepConfig(), "cpu", "", panel, namespace)
         return {heading.split()[0]: code for heading, code in found}
 
-    named = shown(a=panel, w=mine)
+    named = shown(_=mine, a=panel, w=mine)
     assert named["All"] == "a.results"
     assert named["This"].startswith("memlab.panel(w, ")
     assert shown(Out={3: 1, 7: panel})["All"] == "Out[7].results"
@@ -269,16 +259,13 @@ def test_an_interrupted_cell_says_so_and_only_it_can_be_stopped(panel, monkeypat
 
 
 def test_stop_in_a_step_ends_the_run_and_a_new_worker_runs_the_next(panel):
-    slow = memlab.panel(make_workload(seconds_per_loss=60), device="cpu")
-    try:
+    with closing(memlab.panel(make_workload(seconds_per_loss=60), device="cpu")) as slow:
         slow._run_pressed(typed=False)
         until(lambda: "measuring memory" in find(slow, "memlab-status").value)
         former = isolation.measuring.worker
         slow._stop_clicked()
         until(lambda: slow._page.job is None)
         assert slow.result.outcome is Outcome.CANCELLED
-    finally:
-        slow.close()
     assert isolation.measuring.worker is not former
     assert isolation.measuring.worker.process.poll() is None
     assert panel.run(batch_size=2).outcome is Outcome.OK
@@ -331,61 +318,8 @@ def test_a_workload_that_cannot_be_built_says_so_in_the_panel():
         make_batch=lambda n: torch.ones(n, 1),
         compute_loss=lambda model, batch: model(batch).mean(),
     )
-    made = memlab.panel(workload, device="cpu")
-    try:
+    with closing(memlab.panel(workload, device="cpu")) as made:
         assert made._page._find_facts.wait(PATIENCE_SECONDS)
         assert "no such layer" in find(made, "memlab-failure").value
         assert "cannot be built" in find(made, "memlab-about").value
         assert made.run().outcome is Outcome.FAILED
-    finally:
-        made.close()
-
-
-# threads
-
-
-def test_a_throttle_sends_the_first_at_once_and_the_last_always(monkeypatch):
-    sent = []
-    # far longer than the loop takes, even where the machine is busy with other things
-    monkeypatch.setattr(job, "UPDATE_SECONDS", 2.0)
-    throttled = job.Throttle(sent.append)
-    for i in range(100):
-        throttled(i)
-    assert sent == [0]
-    until(lambda: sent == [0, 99])
-    throttled.close()
-    throttled(100)
-    assert throttled._timer is None, "nothing is left that could send"
-    assert sent == [0, 99]
-
-
-def test_what_a_throttle_has_dropped_is_never_sent(monkeypatch):
-    sent = []
-    monkeypatch.setattr(job, "UPDATE_SECONDS", 0.2)
-    throttled = job.Throttle(sent.append)
-    throttled("first")
-    throttled("late")
-    throttled.drop()
-    until(lambda: throttled._timer is None)
-    assert sent == ["first"]
-    throttled("next")
-    until(lambda: sent == ["first", "next"])
-    throttled.close()
-
-
-def test_latest_drops_what_is_not_newest():
-    seen, go = [], threading.Event()
-
-    def slow(value):
-        seen.append(value)
-        go.wait(PATIENCE_SECONDS)
-
-    latest = job.Latest(slow)
-    latest(0)
-    until(lambda: seen == [0])
-    for i in range(1, 10):
-        latest(i)
-    go.set()
-    assert latest.wait(PATIENCE_SECONDS)
-    assert seen == [0, 9]
-    latest.close()

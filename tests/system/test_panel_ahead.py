@@ -5,7 +5,6 @@ import time
 
 import pytest
 
-import memlab
 from memlab import Outcome, StepConfig
 from memlab._panel import questions
 from memlab._panel.questions import Forecasts, How
@@ -13,8 +12,8 @@ from memlab.prediction.predict import Prediction
 from memlab.running import Progress
 from memlab.runtime import isolation
 from memlab.runtime.accumulation import AccumulationEffect
-from tests.forecast_parts import predicted, question, worker
-from tests.panel_parts import PATIENCE_SECONDS, make_workload, until
+from tests.forecast_parts import answered, of_estimates, predicted, question, sizes, worker
+from tests.panel_parts import PATIENCE_SECONDS, make_workload, opened, until
 
 
 @pytest.fixture
@@ -27,16 +26,6 @@ def made(monkeypatch):
     found.close()
 
 
-def answered(found, *sizes):
-    for size in sizes:
-        found.ask(question(size))
-        assert found.wait(PATIENCE_SECONDS)
-
-
-def batches(configs):
-    return [config.batch_size for config in configs]
-
-
 def test_neighbours_are_predicted_in_order_once_nothing_is_asked_for_and_then_it_is_quiet(
     made, monkeypatch
 ):
@@ -46,8 +35,8 @@ def test_neighbours_are_predicted_in_order_once_nothing_is_asked_for_and_then_it
     ahead = [question(size) for size in (4, 8, 16)]
     found.ahead(ahead)
     assert found.wait(PATIENCE_SECONDS)
-    assert batches(calls) == [8, 4, 16]
-    assert [one.question.config.batch_size for one in arrived] == [8, 4, 16]
+    assert sizes(calls) == [8, 4, 16]
+    assert of_estimates(arrived) == [8, 4, 16]
     assert found.look(question(16)).exact
 
     found.ahead(ahead)
@@ -68,11 +57,11 @@ def test_a_question_comes_before_neighbours_which_are_dropped(made, monkeypatch)
     answered(found, 8)
     go.clear()
     found.ahead([question(size) for size in (4, 16)])
-    until(lambda: batches(calls) == [8, 4])
+    until(lambda: sizes(calls) == [8, 4])
     assert found.ask(question(32))
     go.set()
     assert found.wait(PATIENCE_SECONDS)
-    assert batches(calls) == [8, 4, 32], "16 is no neighbour of what is on screen now"
+    assert sizes(calls) == [8, 4, 32], "16 is no neighbour of what is on screen now"
 
 
 def test_a_neighbour_that_takes_long_is_stopped_for_a_question(made, monkeypatch):
@@ -88,10 +77,10 @@ def test_a_neighbour_that_takes_long_is_stopped_for_a_question(made, monkeypatch
     calls = worker(monkeypatch, endless)
     answered(found, 8)
     found.ahead([question(4)])
-    until(lambda: batches(calls) == [8, 4])
+    until(lambda: sizes(calls) == [8, 4])
     found.ask(question(2))
     assert found.wait(PATIENCE_SECONDS)
-    assert [one.question.config.batch_size for one in arrived] == [8, 2]
+    assert of_estimates(arrived) == [8, 2]
 
 
 def test_a_question_that_is_being_predicted_ahead_is_not_stopped(made, monkeypatch):
@@ -108,11 +97,11 @@ def test_a_question_that_is_being_predicted_ahead_is_not_stopped(made, monkeypat
     calls = worker(monkeypatch, slow)
     answered(found, 8)
     found.ahead([question(4)])
-    until(lambda: batches(calls) == [8, 4])
+    until(lambda: sizes(calls) == [8, 4])
     assert found.ask(question(4))
     go.set()
     assert found.wait(PATIENCE_SECONDS)
-    assert batches(calls) == [8, 4]
+    assert sizes(calls) == [8, 4]
     assert stopped == [False, False]
 
 
@@ -123,15 +112,15 @@ def test_none_is_predicted_ahead_while_a_measurement_runs_or_once_closed(made, m
     found.hold(True)
     found.ahead([question(4)])
     time.sleep(0.1)
-    assert batches(calls) == [8]
+    assert sizes(calls) == [8]
     found.hold(False)
     assert found.wait(PATIENCE_SECONDS)
-    assert batches(calls) == [8, 4]
+    assert sizes(calls) == [8, 4]
 
     found.close()
     found.ahead([question(16)])
     assert found.wait(PATIENCE_SECONDS)
-    assert batches(calls) == [8, 4]
+    assert sizes(calls) == [8, 4]
 
 
 def test_none_is_predicted_ahead_while_a_cell_measures(made, monkeypatch):
@@ -141,11 +130,11 @@ def test_none_is_predicted_ahead_while_a_cell_measures(made, monkeypatch):
     with isolation.measuring.turn(lambda progress: None, threading.Event()):
         found.ahead([question(4)])
         time.sleep(0.1)
-        assert batches(calls) == [8]
+        assert sizes(calls) == [8]
         answered(found, 16)
         found.ahead([question(4)])
     assert found.wait(PATIENCE_SECONDS)
-    assert batches(calls) == [8, 16, 4]
+    assert sizes(calls) == [8, 16, 4]
 
 
 def test_a_model_whose_predictions_take_long_has_none_made_ahead(made, monkeypatch):
@@ -155,7 +144,7 @@ def test_a_model_whose_predictions_take_long_has_none_made_ahead(made, monkeypat
     answered(found, 8)
     found.ahead([question(4)])
     assert found.wait(PATIENCE_SECONDS)
-    assert batches(calls) == [8]
+    assert sizes(calls) == [8]
 
 
 def test_only_so_many_are_predicted_ahead_and_kept(made, monkeypatch):
@@ -194,21 +183,17 @@ def test_nothing_is_said_of_what_is_predicted_ahead(monkeypatch):
 
 @pytest.mark.slow
 def test_a_panel_at_rest_has_predicted_its_neighbours_and_a_move_to_one_is_exact_at_once():
-    panel = memlab.panel(make_workload(), device="h200", config=StepConfig(batch_size=8))
-    try:
+    with opened("h200", config=StepConfig(batch_size=8)) as panel:
         near = question(8, device="h200", steps=2)
         until(lambda: panel._page.forecasts.known(near) is not None)
         assert panel._page.forecasts.wait(PATIENCE_SECONDS)
         panel.set(accumulation_steps=2)
         estimate = panel._page.forecasts.look(near)
         assert (estimate.exact, estimate.how) == (True, How.PREDICTED)
-    finally:
-        panel.close()
 
 
 def test_another_number_of_micro_batches_is_estimated_at_once_and_says_so():
-    panel = memlab.panel(make_workload(), device="h200", config=StepConfig(batch_size=8))
-    try:
+    with opened("h200", config=StepConfig(batch_size=8)) as panel:
         forecasts_ = panel._page.forecasts
         until(lambda: forecasts_.known(question(8, device="h200")) is not None)
         forecasts_.hold(True)  # so that the worker answers nothing more
@@ -220,8 +205,6 @@ def test_another_number_of_micro_batches_is_estimated_at_once_and_says_so():
         assert "the exact prediction follows" in panel._view._costs.value
         forecasts_.hold(False)
         until(lambda: "predicted for h200" in panel._view._costs.value)
-    finally:
-        panel.close()
 
 
 def test_a_panel_at_rest_has_looked_once_at_what_micro_batches_would_do(monkeypatch):
@@ -232,8 +215,7 @@ def test_a_panel_at_rest_has_looked_once_at_what_micro_batches_would_do(monkeypa
         return AccumulationEffect(same="no", why="a sum")
 
     monkeypatch.setattr("memlab._panel.page.accumulation_effect", effect)
-    panel = memlab.panel(make_workload(), device="h200", config=StepConfig(batch_size=8))
-    try:
+    with opened("h200", config=StepConfig(batch_size=8)) as panel:
         page = panel._page
         until(lambda: page._facts and page._effects)
         said = page._said_of_division(StepConfig(batch_size=8))
@@ -243,5 +225,3 @@ def test_a_panel_at_rest_has_looked_once_at_what_micro_batches_would_do(monkeypa
         assert page._draw.wait(PATIENCE_SECONDS)
         assert page._find_effect.wait(PATIENCE_SECONDS)
         assert asked == ["tiny"]
-    finally:
-        panel.close()

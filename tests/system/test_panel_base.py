@@ -1,13 +1,14 @@
 """What a quantized base saves, in the panel: beside the base, off the kernel's thread, by click."""
 
 import threading
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
 import memlab
 from memlab import MemlabError, Outcome, workloads
-from memlab._panel import page, questions, runner
+from memlab._panel import questions, runner
 from memlab.prediction.predict import Prediction
 from memlab.search.quantized_base import BaseComparison, BasePart, BaseRemedy
 from tests.forecast_parts import MIB, predicted
@@ -20,16 +21,14 @@ TUNED = workloads.finetune("llama-tiny", rank=8, base="nf4", prepare_for_kbit=Tr
 
 def predict_at_once(workload, config, device, **_):
     result = predicted(MIB, config=config, device=device, workload_name=workload.name)
-    return Prediction(result=result, size_model=None)
+    return Prediction(result=result, forecast=None)
 
 
 @pytest.fixture
-def panel(monkeypatch):
-    monkeypatch.setattr(questions, "predict_with_size_model", predict_at_once)
-    monkeypatch.setattr(page, "neighbours", lambda *_: [])
-    made = memlab.panel(TUNED, device="rtx-4060")
-    yield made
-    made.close()
+def panel(monkeypatch, nothing_ahead):
+    monkeypatch.setattr(questions, "predict_with_forecast", predict_at_once)
+    with closing(memlab.panel(TUNED, device="rtx-4060")) as made:
+        yield made
 
 
 def comparison(config):

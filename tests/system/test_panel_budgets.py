@@ -1,6 +1,7 @@
 """A panel tells of a budget from what it knows of another, and asks for each plan once."""
 
 import dataclasses
+from contextlib import closing
 
 import pytest
 
@@ -11,8 +12,9 @@ from memlab._panel.questions import Forecasts, How, Question
 from memlab.prediction import plans
 from memlab.prediction.interpolation import estimate_budget, plan_at
 from memlab.prediction.predict import Prediction
+from tests.forecast_parts import answered
 from tests.models import blocks
-from tests.panel_parts import PATIENCE_SECONDS, make_result, until
+from tests.panel_parts import make_result, until
 
 DEVICE = "t4"
 
@@ -42,38 +44,21 @@ def made(workload, monkeypatch):
     found.close()
 
 
-def answered(found, *questions):
-    for one in questions:
-        found.ask(one)
-        assert found.wait(PATIENCE_SECONDS)
-
-
-def test_a_new_budget_is_estimated_at_once_and_says_so(made):
+def test_a_new_budget_is_estimated_at_once_of_any_batch_size_and_says_so(made):
     found, asked = made
-    answered(found, question(1.0))
-    answered(found, question(0.7))
-    estimate = found.look(question(0.2))
-    assert (estimate.exact, estimate.how) == (False, How.ESTIMATED)
-    assert "estimated peak" in estimate.result.message
-    answered(found, question(0.2))
-    exact = found.look(question(0.2))
-    assert exact.exact
-    assert estimate.result.peak_allocated_bytes == pytest.approx(
-        exact.result.peak_allocated_bytes, rel=0.01
-    )
-    assert asked == [1.0, 0.7, 0.2]
-
-
-def test_a_new_budget_of_a_new_batch_size_is_estimated_too(made):
-    found, _ = made
     answered(found, question(1.0), question(0.7))
-    estimate = found.look(question(0.2, batch_size=32))
-    answered(found, question(0.2, batch_size=32))
-    exact = found.look(question(0.2, batch_size=32))
-    assert estimate.how is How.ESTIMATED
-    assert estimate.result.peak_allocated_bytes == pytest.approx(
-        exact.result.peak_allocated_bytes, rel=0.03
-    )
+    asked_for = question(0.2), question(0.2, batch_size=32)
+    estimates = [found.look(here) for here in asked_for]
+    for here, estimate, error in zip(asked_for, estimates, (0.01, 0.03), strict=True):
+        assert (estimate.exact, estimate.how) == (False, How.ESTIMATED)
+        assert "estimated peak" in estimate.result.message
+        answered(found, here)
+        exact = found.look(here)
+        assert exact.exact
+        assert estimate.result.peak_allocated_bytes == pytest.approx(
+            exact.result.peak_allocated_bytes, rel=error
+        )
+    assert asked == [1.0, 0.7, 0.2, 0.2]
 
 
 def test_a_budget_with_the_same_plan_needs_no_worker(made, workload):
@@ -91,9 +76,8 @@ def test_a_budget_with_the_same_plan_needs_no_worker(made, workload):
 
 
 @pytest.mark.slow
-def test_a_run_takes_its_prediction_from_another_budget_with_the_same_plan(workload):
-    panel = memlab.panel(workload, device="cpu", config=question(0.5).config)
-    try:
+def test_a_run_takes_its_prediction_from_another_budget_with_the_same_plan(workload, nothing_ahead):
+    with closing(memlab.panel(workload, device="cpu", config=question(0.5).config)) as panel:
         panel.run()
         until(lambda: panel._log.last.prediction is not None)
         frontier = plans.known_frontier(workload, panel.config, "cpu", seed=0)
@@ -104,8 +88,6 @@ def test_a_run_takes_its_prediction_from_another_budget_with_the_same_plan(workl
         panel._page.refresh()
         until(lambda: panel._log.last.prediction is not None)
         assert panel._log.last.prediction.config == config
-    finally:
-        panel.close()
 
 
 def test_what_ended_early_tells_of_no_other_budget(made, workload):

@@ -1,6 +1,7 @@
 """The controls of what else a workload can be made with: another adapter is another workload."""
 
 import dataclasses
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -36,10 +37,9 @@ def layers(width=4, bias=True):
 
 
 @pytest.fixture
-def panel():
-    made = memlab.panel(layers(), device="cpu")
-    yield made
-    made.close()
+def panel(nothing_ahead):
+    with closing(memlab.panel(layers(), device="cpu")) as made:
+        yield made
 
 
 def control(panel, name):
@@ -48,12 +48,6 @@ def control(panel, name):
 
 def said(panel):
     return panel._view.choices.explanation.text.value
-
-
-def test_other_choices_are_another_workload_and_the_others_stay():
-    assert layers().chosen(width=8).name == "layer of width 8"
-    assert layers(bias=False).chosen(width=8).name == "layer of width 8 without bias"
-    assert layers().chosen().name == layers().name
 
 
 @pytest.mark.parametrize(
@@ -103,6 +97,8 @@ def sized(length=8, bias=True, is_named=True, keeps=True):
 
 
 def test_a_size_and_choices_keep_one_another():
+    assert layers(bias=False).chosen(width=8).name == "layer of width 8 without bias"
+    assert layers().chosen().name == layers().name
     found = sized().resized(16).chosen(bias=False)
     assert found.name == "layer without bias, length 16"
     assert found.build_model().weight.shape == (2, 16)
@@ -132,23 +128,16 @@ def test_a_choice_without_effect_needs_no_name_of_its_own():
     assert tuned.chosen(rank=64).name == tuned.name
     made = MadeChoices({tuned.name: tuned})
     assert made.checked(tuned, {"rank": 64}, {}) is tuned
-
-
-@pytest.mark.parametrize("fields", [{"rank": [1]}, {1: 2}, {"rank": {}}, {"targets": [[]]}])
-def test_choices_of_a_wrong_kind_are_a_sentence(fields):
-    tuned = workloads.finetune("llama-tiny")
-    with pytest.raises(WorkloadError):
-        MadeChoices({tuned.name: tuned}).checked(tuned, fields, {})
+    for wrong in ({"rank": [1]}, {1: 2}, {"rank": {}}, {"targets": [[]]}):
+        with pytest.raises(WorkloadError):
+            made.checked(tuned, wrong, {})
 
 
 def test_a_list_of_targets_is_shown_as_the_workload_has_it():
-    tuned = memlab.panel(workloads.finetune("llama-tiny"), device="rtx-4060")
-    try:
+    with closing(memlab.panel(workloads.finetune("llama-tiny"), device="rtx-4060")) as tuned:
         tuned.set(choices={"targets": ["q_proj"]})
         assert tuned._view.choices.value["targets"] == ("q_proj",)
         assert tuned.workload.choices.values["targets"] == ("q_proj",)
-    finally:
-        tuned.close()
 
 
 @pytest.mark.parametrize(
@@ -192,10 +181,11 @@ def test_a_value_that_is_not_offered_can_be_set_and_another_workload_has_no_such
 
 
 def test_choices_that_do_not_go_together_are_explained_with_a_remedy():
-    made = memlab.panel(
-        workloads.finetune("llama-tiny", adapter="dora", base="nf4"), device="rtx-4060"
-    )
-    try:
+    with closing(
+        memlab.panel(
+            workloads.finetune("llama-tiny", adapter="dora", base="nf4"), device="rtx-4060"
+        )
+    ) as made:
         made.set(sample_size=256)
         offered = [label for label, _ in control(made, "base").options]
         control(made, "base").value = offered.index("int8")
@@ -206,8 +196,6 @@ def test_choices_that_do_not_go_together_are_explained_with_a_remedy():
         made.set(choices={"adapter": "prefix"})
         assert control(made, "rank").disabled
         assert not control(made, "base").disabled
-    finally:
-        made.close()
 
 
 def test_the_code_makes_the_choices_on_screen():
@@ -250,19 +238,24 @@ def test_the_code_has_few_lengths_and_says_that_many_are_left_out():
 
 
 @pytest.mark.parametrize("field", ["make_batch", "compute_loss", "num_loss_terms"])
-def test_a_workload_of_the_zoo_with_another_function_is_not_written_as_one_without(field):
-    known = workloads.get("gpt-small", num_layers=1).resized(64)
-    other = dataclasses.replace(known, **{field: lambda *_: None})
-    assert zoo_options(known) == {"num_layers": 1, "sequence_length": 64}
-    assert zoo_options(other) is None
-
-
-@pytest.mark.parametrize("field", ["make_batch", "compute_loss", "num_loss_terms"])
-def test_a_finetuning_with_another_function_is_not_written_as_one_without(field):
-    tuned = workloads.finetune("llama-tiny")
-    other = dataclasses.replace(tuned, **{field: lambda *_: None})
-    assert finetune_options(tuned) == {"model": "llama-tiny"}
-    assert finetune_options(other) is None
+@pytest.mark.parametrize(
+    ("make", "options_of", "options"),
+    [
+        (
+            lambda: workloads.get("gpt-small", num_layers=1).resized(64),
+            zoo_options,
+            {"num_layers": 1, "sequence_length": 64},
+        ),
+        (lambda: workloads.finetune("llama-tiny"), finetune_options, {"model": "llama-tiny"}),
+    ],
+    ids=["zoo", "finetune"],
+)
+def test_a_known_workload_with_another_function_is_not_written_as_one_without(
+    field, make, options_of, options
+):
+    known = make()
+    assert options_of(known) == options
+    assert options_of(dataclasses.replace(known, **{field: lambda *_: None})) is None
 
 
 @pytest.mark.parametrize(

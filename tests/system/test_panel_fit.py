@@ -1,13 +1,14 @@
 """*Fit for me*: what it searches, where it moves the sliders, and what it never does."""
 
 import threading
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
 import memlab
 from memlab import MemlabError, StepConfig
-from memlab._panel import job, page, questions, runner
+from memlab._panel import job, questions, runner
 from memlab.prediction.predict import Prediction
 from memlab.running import Progress
 from memlab.search.answer import Recommendation, Recommendations
@@ -80,25 +81,32 @@ def predict_at_once(workload, config, device, *, on_progress, cancel):
     result = predicted(
         peak, config=config, device=device, workload_name=workload.name, peak_reserved_bytes=peak
     )
-    return Prediction(result=result, size_model=None)
+    return Prediction(result=result, forecast=None)
 
 
 @pytest.fixture
-def panel(search, monkeypatch):
-    monkeypatch.setattr(questions, "predict_with_size_model", predict_at_once)
-    monkeypatch.setattr(page, "neighbours", lambda *_: [])  # none ahead of the hand
+def panel(search, monkeypatch, nothing_ahead):
+    monkeypatch.setattr(questions, "predict_with_forecast", predict_at_once)
     monkeypatch.setattr(job, "SETTLED_SECONDS", 0.0)
     monkeypatch.setattr(job, "LONGEST_SECONDS", 0.0)
-    made = memlab.panel(
-        make_workload(), device="h200", memory_limit=LIMIT, config=StepConfig(batch_size=8)
-    )
-    until(lambda: made._page._estimate is not None)
-    yield made
-    made.close()
+    with closing(
+        memlab.panel(
+            make_workload(), device="h200", memory_limit=LIMIT, config=StepConfig(batch_size=8)
+        )
+    ) as made:
+        until(lambda: made._page._estimate is not None)
+        yield made
 
 
 def fit(panel):
     return panel._view.fit
+
+
+def begin(panel, search):
+    """Press *Fit for me* and return once the search has begun, which waits."""
+    search.go.clear()
+    fit(panel).button.click()
+    search.begun.wait(PATIENCE_SECONDS)
 
 
 def press(panel):
@@ -137,6 +145,10 @@ def test_the_sliders_move_to_the_fastest_that_fits_and_undo_brings_them_back(pan
     fit(panel).undo.click()
     assert panel.config == StepConfig(batch_size=8)
     assert "as they were before" in said(panel)
+    assert not can_undo(panel)
+    press(panel)
+    assert can_undo(panel)
+    panel.set(device="t4")  # which was not searched
     assert not can_undo(panel)
 
 
@@ -192,9 +204,7 @@ def test_it_runs_beside_the_kernel_and_only_predicts(panel, search):
     ("changes", "is_past"), [({"accumulation_steps": 4}, False), ({"batch_size": 16}, True)]
 )
 def test_an_answer_to_former_settings_moves_nothing(panel, search, changes, is_past):
-    search.go.clear()
-    fit(panel).button.click()
-    search.begun.wait(PATIENCE_SECONDS)
+    begin(panel, search)
     panel.set(**changes)
     before = panel.config
     search.go.set()
@@ -238,9 +248,7 @@ def test_what_is_too_close_is_listed_and_never_moved_to(panel, search):
 
 
 def test_stop_ends_the_search_and_moves_nothing(panel, search):
-    search.go.clear()
-    fit(panel).button.click()
-    search.begun.wait(PATIENCE_SECONDS)
+    begin(panel, search)
     assert not panel._view._stop_button.disabled
     panel._view._stop_button.click()
     until(lambda: "the search was stopped" in said(panel))
@@ -252,9 +260,7 @@ def test_stop_ends_the_search_and_moves_nothing(panel, search):
 
 
 def test_a_search_and_a_run_take_turns(panel, search):
-    search.go.clear()
-    fit(panel).button.click()
-    search.begun.wait(PATIENCE_SECONDS)
+    begin(panel, search)
     fit(panel).button.click()
     assert "press Fit for me again once it has ended" in said(panel)
     assert len(search.asked) == 1
@@ -289,29 +295,22 @@ def test_undo_keeps_what_a_person_changed_before_the_last_search(panel, search):
     assert (panel.config.batch_size, panel.config.precision) == (4, "fp16-mixed")
 
 
-def test_undo_is_for_the_model_and_the_device_that_were_searched(panel):
-    press(panel)
-    panel.set(device="t4")
-    assert not can_undo(panel)
-
-
 def test_a_panel_that_is_closed_ends_its_search(panel, search):
-    search.go.clear()
-    fit(panel).button.click()
-    search.begun.wait(PATIENCE_SECONDS)
+    begin(panel, search)
     panel.close()
     until(lambda: panel._page.job is None)
     assert search.asked[0][2]["cancel"].is_set()
 
 
 @pytest.mark.slow
-def test_a_real_search_finds_what_the_plain_step_exceeds(monkeypatch):
+def test_a_real_search_finds_what_the_plain_step_exceeds(nothing_ahead):
     plain = memlab.predict(make_workload(), StepConfig(batch_size=64), "cpu")
     limit = int(0.7 * plain.peak_allocated_bytes)
-    panel = memlab.panel(
-        make_workload(), device="cpu", memory_limit=limit, config=StepConfig(batch_size=64)
-    )
-    try:
+    with closing(
+        memlab.panel(
+            make_workload(), device="cpu", memory_limit=limit, config=StepConfig(batch_size=64)
+        )
+    ) as panel:
         until(lambda: panel._page._estimate is not None)
         panel._view.fit.button.click()
         until(lambda: "moved to" in said(panel))
@@ -319,5 +318,3 @@ def test_a_real_search_finds_what_the_plain_step_exceeds(monkeypatch):
         assert found.fit == "fits"
         assert panel.config.batch_size == 64
         until(lambda: "✔" in find(panel, "memlab-fit").value)
-    finally:
-        panel.close()

@@ -11,26 +11,21 @@ from memlab._panel import choices, questions
 from memlab._panel.questions import Forecasts
 from memlab.devices import cards
 from memlab.devices.here import machine_memory_bytes
-from memlab.prediction.interpolation import REGROUPED, estimate_accumulation, interpolated
-from tests.forecast_parts import predicted, question, worker
-from tests.panel_parts import PATIENCE_SECONDS, find, make_result, make_workload, until
+from memlab.prediction.interpolation import REGROUPED, interpolated, regrouped
+from tests.forecast_parts import answered, of_estimates, predicted, question, sizes, worker
+from tests.panel_parts import PATIENCE_SECONDS, find, make_result, make_workload, opened, until
 
 
 @pytest.fixture(scope="module")
 def base():
     """A real prediction of the tiny workload at batch size 8."""
-    return api.predict_with_size_model(make_workload(), StepConfig(batch_size=8), "cpu")
+    return api.predict_with_forecast(make_workload(), StepConfig(batch_size=8), "cpu")
 
 
 @pytest.fixture
-def panel():
-    made = memlab.panel(make_workload(), device="cpu", config=StepConfig(batch_size=8))
-    yield made
-    made.close()
-
-
-def sizes(configs):
-    return [config.batch_size for config in configs]
+def panel(nothing_ahead):
+    with opened(config=StepConfig(batch_size=8)) as made:
+        yield made
 
 
 @pytest.fixture
@@ -53,9 +48,7 @@ def test_a_run_of_another_time_has_the_worker_asked_again_and_nothing_blank_mean
             config=config, step_seconds=times.pop(0), uncertainty={"step_seconds": 0.25}
         ),
     )
-    for size in (8, 16):
-        found.ask(question(size))
-        assert found.wait(PATIENCE_SECONDS)
+    answered(found, 8, 16)
 
     def run(least):
         config = StepConfig(batch_size=8)
@@ -71,8 +64,7 @@ def test_a_run_of_another_time_has_the_worker_asked_again_and_nothing_blank_mean
     for size in (8, 16):
         held = found.look(question(size))
         assert (held.exact, held.result.step_seconds) == (False, 2.0)
-    found.ask(question(8))
-    assert found.wait(PATIENCE_SECONDS)
+    answered(found, question(8))
     assert sizes(calls) == [8, 16, 8]
     again = found.look(question(8))
     assert (again.exact, again.result.step_seconds) == (True, 0.1)
@@ -82,7 +74,7 @@ def test_a_run_of_another_time_has_the_worker_asked_again_and_nothing_blank_mean
 def test_interpolating_gives_what_the_worker_would_have_said(base):
     config = StepConfig(batch_size=32)
     estimate = interpolated(base, config)
-    asked = api.predict_with_size_model(make_workload(), config, "cpu").result
+    asked = api.predict_with_forecast(make_workload(), config, "cpu").result
     assert estimate.config == asked.config == config
     assert estimate.peak_allocated_bytes == asked.peak_allocated_bytes
     assert estimate.peak_by_category == asked.peak_by_category
@@ -92,49 +84,32 @@ def test_interpolating_gives_what_the_worker_would_have_said(base):
 
 
 def test_what_was_recorded_is_not_called_interpolated(base):
-    estimate = interpolated(base, StepConfig(batch_size=base.size_model.program.size))
+    estimate = interpolated(base, StepConfig(batch_size=base.forecast.program.size))
     assert "interpolated" not in estimate.message
     assert estimate.uncertainty == base.result.uncertainty
 
 
+@pytest.mark.parametrize("device", ["cpu", "h200"])
 @pytest.mark.parametrize("name", ["gpt-small", "vit-digits"])
 @pytest.mark.slow
-def test_the_uncertainty_of_interpolation_holds(name):
+def test_the_uncertainty_of_interpolation_and_of_another_accumulation_holds(name, device):
     workload = memlab.workloads.get(name)
-    for device in ("cpu", "h200"):
-        base = api.predict_with_size_model(workload, StepConfig(batch_size=8), device)
-        for batch_size in (5, 32):
-            config = StepConfig(batch_size=batch_size)
-            estimate = interpolated(base, config)
-            asked = api.predict(workload, config, device)
-            kind = estimate.counted_peak.kind
-            field = f"peak_{kind}_bytes"
-            off = getattr(estimate, field) / getattr(asked, field) - 1
-            assert abs(off) <= estimate.uncertainty[field], (device, batch_size, off)
-
-
-@pytest.mark.parametrize("name", ["gpt-small", "vit-digits"])
-@pytest.mark.slow
-def test_an_estimate_of_another_accumulation_is_close(name):
-    workload = memlab.workloads.get(name)
-    for device in ("cpu", "h200"):
-        base = api.predict_with_size_model(workload, StepConfig(batch_size=8), device)
-        for steps in (2, 4):
-            config = StepConfig(batch_size=8 * steps, accumulation_steps=steps)
-            estimate = estimate_accumulation(base, config)
-            asked = api.predict(workload, config, device)
-            error = estimate.counted_peak.nbytes / asked.counted_peak.nbytes - 1
-            assert abs(error) <= REGROUPED, (device, steps, error)
+    base = api.predict_with_forecast(workload, StepConfig(batch_size=8), device)
+    for batch_size, steps in ((5, 1), (32, 1), (16, 2), (32, 4)):
+        config = StepConfig(batch_size=batch_size, accumulation_steps=steps)
+        estimate = interpolated(base, config) if steps == 1 else regrouped(base, config)
+        asked = api.predict(workload, config, device)
+        error = estimate.counted_peak.nbytes / asked.counted_peak.nbytes - 1
+        stated = estimate.uncertainty[f"peak_{estimate.counted_peak.kind}_bytes"]
+        assert abs(error) <= (stated if steps == 1 else REGROUPED), (batch_size, steps, error)
 
 
 def test_a_question_is_answered_once_and_kept(monkeypatch, made):
     found, arrived = made
     calls = worker(monkeypatch, lambda config, cancel: predicted(config=config))
     assert found.look(question()) is None
-    found.ask(question())
-    assert found.wait(PATIENCE_SECONDS)
-    found.ask(question())
-    assert found.wait(PATIENCE_SECONDS)
+    answered(found, question())
+    answered(found, question())
     assert sizes(calls) == [8]
     assert [e.exact for e in arrived] == [True]
     assert found.look(question()).result is arrived[0].result
@@ -188,20 +163,17 @@ def test_what_is_asked_for_later_waits_for_what_is_wanted_and_is_never_lost(monk
 
     calls = worker(monkeypatch, slow)
 
-    def sizes():
-        return [config.batch_size for config in calls]
-
     found.ask_later([question(2), question(4)])
-    until(lambda: sizes() == [2])
+    until(lambda: sizes(calls) == [2])
     found.ask_later([question(2), question(8)])
     found.ask(question(1))
-    until(lambda: sizes() == [2, 1])
+    until(lambda: sizes(calls) == [2, 1])
     go.set()
     assert found.wait(PATIENCE_SECONDS)
-    assert sizes() == [2, 1, 2, 8]
+    assert sizes(calls) == [2, 1, 2, 8]
     found.ask_later([question(8)])
     assert found.wait(PATIENCE_SECONDS)
-    assert sizes() == [2, 1, 2, 8]
+    assert sizes(calls) == [2, 1, 2, 8]
 
 
 def test_what_goes_on_for_long_is_given_up_for_what_is_wanted(monkeypatch, made):
@@ -221,9 +193,8 @@ def test_what_goes_on_for_long_is_given_up_for_what_is_wanted(monkeypatch, made)
     until(lambda: sizes(calls) == [1])
     time.sleep(0.1)
     assert sizes(calls) == [1], "nothing else is wanted, so it goes on"
-    found.ask(question(2))
-    assert found.wait(PATIENCE_SECONDS)
-    assert [e.question.config.batch_size for e in arrived] == [2]
+    answered(found, question(2))
+    assert of_estimates(arrived) == [2]
     assert found.look(question(1)) is None, "it may be asked again"
 
 
@@ -246,8 +217,7 @@ def test_whatever_the_worker_raises_is_an_outcome(monkeypatch, made):
         raise RuntimeError("the reason")
 
     worker(monkeypatch, broken)
-    found.ask(question())
-    assert found.wait(PATIENCE_SECONDS)
+    answered(found, question())
     assert arrived[0].result.outcome is Outcome.FAILED
     assert "RuntimeError: the reason" in arrived[0].result.message
 
@@ -255,13 +225,11 @@ def test_whatever_the_worker_raises_is_an_outcome(monkeypatch, made):
 def test_the_thread_ends_with_the_panel(monkeypatch):
     worker(monkeypatch, lambda config, cancel: predicted(config=config))
     found = Forecasts({"tiny": make_workload()}, lambda estimate: None, lambda text: None)
-    found.ask(question())
-    assert found.wait(PATIENCE_SECONDS)
+    answered(found, question())
     found.close()
     found._thread.join(PATIENCE_SECONDS)
     assert not found._thread.is_alive()
-    found.ask(question(2))
-    assert found.wait(PATIENCE_SECONDS)
+    answered(found, question(2))
 
 
 def test_the_limit_is_what_the_device_holds_unless_less_was_typed_for_it(panel):
@@ -303,8 +271,8 @@ def test_a_card_that_is_not_here_is_kept_instead_of_run_and_says_why(panel):
 
 def test_a_prediction_names_the_operators_of_its_moments():
     workload = workloads.get("gpt-small", num_layers=2, sequence_length=16)
-    found = api.predict_with_size_model(workload, StepConfig(batch_size=2), "t4")
-    ran = found.size_model.ran((2,))
+    found = api.predict_with_forecast(workload, StepConfig(batch_size=2), "t4")
+    ran = found.forecast.ran((2,))
     timeline = found.result.timeline
     assert len(ran) == int(timeline.operator.max())
     place = found.result.peak_place
@@ -320,14 +288,6 @@ def test_the_memory_of_any_card_can_be_typed(panel):
     panel._view.card.value = "12 GiB"
     assert panel._asked.question.device == cards.find("12GiB").name
     assert 11 * 2**30 < panel._asked.limit < 12 * 2**30
-
-
-def test_a_panel_can_begin_with_a_card():
-    made = memlab.panel(make_workload(), device="24GiB")
-    try:
-        assert made._asked.question.device == "24GiB"
-    finally:
-        made.close()
 
 
 def settled(panel):

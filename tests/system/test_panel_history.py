@@ -79,31 +79,17 @@ def test_settings_and_runs_come_back_into_the_panel_of_the_same_cell(shown):
     assert after._log.runs[0].label == "small"
     assert after._log.runs[0].result.to_dict() == before.result.to_dict()
     assert after.result is None
+    now = after._page.outlook()  # an earlier run is none of the model as it is now
+    assert now.run is None
+    assert now.last.is_earlier
+    assert "run 1, earlier, batch 4: it ran" in after._view._status.value
     assert after.results["is_earlier"].tolist() == [True]
     assert "1 earlier small" in after._view.table._table.value
     after.run()
     assert [run.number for run in after._log.runs] == [1, 2]
-
-
-def test_an_earlier_run_is_not_taken_for_a_run_of_the_model_as_it_is_now(shown):
-    before = shown()
-    before.set(batch_size=4)
-    before.run()
-    close(before)
-
-    after = shown()
-    now = after._page.outlook()
-    assert now.run is None
-    assert now.last.is_earlier
-    assert "run 1, earlier, batch 4: it ran" in after._view._status.value
-
-
-def test_what_the_code_names_is_as_the_code_says(shown):
-    before = shown()
-    before.set(batch_size=4, memory_limit="3 GiB")
-    close(before)
-    after = shown(config=StepConfig(batch_size=6))
-    assert (after.config.batch_size, after._asked.settings["memory_limit"]) == (6, "3 GiB")
+    close(after)
+    named = shown(config=StepConfig(batch_size=6))  # what the code names is as it says
+    assert (named.config.batch_size, named._asked.settings["memory_limit"]) == (6, "3 GiB")
 
 
 def test_panels_of_other_cells_stay_apart(shown, cell):
@@ -163,14 +149,6 @@ def test_runs_that_the_first_panels_wrote_come_back(tmp_path):
     assert (run.name, run.result.config.batch_size) == ("plain", 4)
 
 
-def test_a_line_that_cannot_be_written_takes_no_other_with_it(tmp_path):
-    history = History("a cell")
-    history.note_settings({"batch_size": object()})
-    history.note_changes(Run(number=1, result=result(StepConfig()), key="x", name="a"), ["name"])
-    history.close()
-    assert [line["changes"] for line in lines(tmp_path)] == [{"name": "a"}]
-
-
 def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MEMLAB_CACHE", str(tmp_path / "file"))
@@ -206,6 +184,8 @@ def test_of_a_name_that_is_typed_only_the_last_is_written(tmp_path, monkeypatch)
     history, typed = History("a cell"), "a good name"
     run = Run(number=1, result=result(StepConfig()))
     history.note_run(run)
+    history.close()
+    history.note_settings({"batch_size": object()})  # cannot be written, and takes no other along
     history.close()
     history.note_settings({"batch_size": 1})
     for end in range(1, 1 + len(typed)):

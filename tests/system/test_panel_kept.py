@@ -4,12 +4,11 @@ import threading
 
 import pytest
 
-import memlab
 from memlab import MemlabError, Outcome, StepConfig
 from memlab._panel import choices, job, page, questions
 from memlab.prediction.predict import Prediction
-from tests.forecast_parts import MIB, predicted
-from tests.panel_parts import PATIENCE_SECONDS, find, make_workload, until
+from tests.forecast_parts import MIB, predicted, question
+from tests.panel_parts import PATIENCE_SECONDS, find, opened, until
 
 
 class Worker:
@@ -31,26 +30,24 @@ class Worker:
             workload_name=workload.name,
             peak_reserved_bytes=2 * peak,
         )
-        return Prediction(result=result, size_model=None)
+        return Prediction(result=result, forecast=None)
 
 
 @pytest.fixture
 def worker(monkeypatch):
     made = Worker()
-    monkeypatch.setattr(questions, "predict_with_size_model", made)
-    monkeypatch.setattr(page, "neighbours", lambda *_: [])  # none ahead of the hand
+    monkeypatch.setattr(questions, "predict_with_forecast", made)
     yield made
     made.go.set()
 
 
 @pytest.fixture
-def panel(worker, monkeypatch):
+def panel(worker, monkeypatch, nothing_ahead):
     monkeypatch.setattr(job, "SETTLED_SECONDS", 0.0)
     monkeypatch.setattr(job, "LONGEST_SECONDS", 0.0)
-    made = memlab.panel(make_workload(), device="h200", config=StepConfig(batch_size=8))
-    until(lambda: made._page._estimate is not None)
-    yield made
-    made.close()
+    with opened("h200", config=StepConfig(batch_size=8)) as made:
+        until(lambda: made._page._estimate is not None)
+        yield made
 
 
 def press(panel):
@@ -110,10 +107,7 @@ def test_kept_predictions_are_pinned_and_compared(panel):
     pin.value = True
     assert compare.description == "compare run 1"
     assert panel._log.compared_run.label == "run 1, predicted"
-
-
-def test_a_prediction_for_this_machine_can_be_kept_by_code_and_is_not_a_run(panel):
-    assert panel.keep(device="cpu").device == "cpu"
+    assert panel.keep(device="cpu").device == "cpu"  # this machine, and yet no run
     assert panel._page.outlook().run is None
     assert panel._log.last.prediction_error is None
 
@@ -133,6 +127,17 @@ def test_a_closed_panel_lets_nobody_wait(panel, worker):
     panel.close()
     waiting.join(PATIENCE_SECONDS)
     assert len(errors) == 1
+
+
+def test_nobody_waits_for_a_wish_whose_prediction_cannot_be_looked_up():
+    def broken(*_):
+        raise RuntimeError("the reason")
+
+    keeper = page.Keeper(broken, lambda *_: None)
+    wish = keeper.wish(question(), None)
+    with pytest.raises(RuntimeError, match="the reason"):
+        keeper.settle()
+    assert (wish.is_over.is_set(), wish.result) == (True, None)
 
 
 # several cards

@@ -6,8 +6,8 @@ import pytest
 
 from memlab import Outcome, StepConfig
 from memlab._panel import outlook, state
-from memlab._panel.runs import RunLog
-from memlab._panel.table import table_html
+from memlab._panel.outlook import Status
+from memlab._panel.runs import Run, RunLog
 from tests.forecast_parts import MIB, estimate, predicted, question
 from tests.panel_parts import make_result
 
@@ -60,6 +60,22 @@ def test_a_budget_says_what_recomputing_saves_and_costs():
     assert "recomputing" not in outlook_of(estimate=asked).costs()
 
 
+def test_a_run_is_named_with_what_differs_and_is_past_once_the_settings_do():
+    config = StepConfig(batch_size=8, precision="bf16-mixed", accumulation_steps=2)
+    here, elsewhere = question(config=config), question(16)
+    status = outlook.of_run(Run(number=2, result=make_result(config=config)))
+    assert status.named(here).startswith("run 2, batch 8, accumulation 2, bf16-mixed: ")
+    other = question(config=config, workload_name="another", device="t4")
+    assert status.named(other).startswith("run 2, tiny, on cpu, batch")
+    assert [status.is_past(asked) for asked in (here, elsewhere, None)] == [False, True, True]
+    for asked in (here, elsewhere):
+        assert ("memlab-past" in outlook.as_html(status, asked)) == (asked is elsewhere)
+    # another sentence goes with its settings too, unless a run goes on
+    said = Status(text="an error", question=here)
+    assert (said.is_past(here), said.is_past(elsewhere)) == (False, True)
+    assert not Status(text="measuring").is_past(elsewhere)
+
+
 def test_only_predictions_of_one_kind_say_what_recomputing_costs():
     plain = predicted(100 * MIB)
 
@@ -103,12 +119,3 @@ def test_a_run_of_this_very_setting_comes_before_its_prediction():
     assert "measured" in now.fit(200 * MIB).text
     assert "predicted 99.0 MiB (-1.00 %)" in now.costs()
     assert now.note() == ""
-
-
-def test_the_table_has_the_signed_error_of_what_was_predicted():
-    log = RunLog()
-    log.add(make_result(peak=100 * MIB), predicted(101 * MIB))
-    shown = table_html(log.visible)
-    assert "101 MiB" in shown
-    assert "+1.00 %" in shown
-    assert ">peak predicted<" not in table_html([dataclasses.replace(log.last, prediction=None)])

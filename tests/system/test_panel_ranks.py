@@ -1,6 +1,7 @@
 """Ranks in the panel without a browser: real runs, what code and history say, and errors."""
 
 import re
+from contextlib import closing
 
 import pytest
 
@@ -8,15 +9,14 @@ import memlab
 from memlab import StepConfig
 from memlab._panel import asked
 from memlab._panel.pictures import OVER_STEP
-from tests.panel_parts import PATIENCE_SECONDS, make_workload, until
+from tests.panel_parts import PATIENCE_SECONDS, opened, until
 from tests.rank_parts import faulty, left_running
 
 
 @pytest.fixture
-def panel():
-    made = memlab.panel(make_workload(), device="cpu")
-    yield made
-    made.close()
+def panel(nothing_ahead):
+    with opened() as made:
+        yield made
 
 
 def test_ranks_run_and_are_in_the_code_and_the_table(panel):
@@ -61,19 +61,15 @@ def test_a_cluster_is_a_device_and_has_room_for_its_ranks(panel):
 
 
 def test_an_error_of_one_rank_names_it():
-    made = memlab.panel(faulty("error"), device="cpu")
-    try:
+    with closing(memlab.panel(faulty("error"), device="cpu")) as made:
         result = made.run(sharding="ddp", world_size=2)
         assert result.outcome == "failed"
         assert result.message.startswith("rank 1 of 2")
         assert "rank 1 of 2" in made._view._status.value
-    finally:
-        made.close()
 
 
 def test_stop_ends_all_ranks():
-    made = memlab.panel(faulty("hang"), device="cpu")
-    try:
+    with closing(memlab.panel(faulty("hang"), device="cpu")) as made:
         made.set(sharding="ddp", world_size=2, batch_size=4)
         made._run_pressed(typed=False)
         until(lambda: "measuring memory" in made._view._status.value)
@@ -81,6 +77,4 @@ def test_stop_ends_all_ranks():
         until(lambda: made._page.job is None)
         assert made.result.outcome == "cancelled"
         assert "stopped" in made._view._status.value
-    finally:
-        made.close()
     assert not left_running()

@@ -1,5 +1,7 @@
 """The panel over a recorded device: its runs play back, and where there is none it says so."""
 
+from contextlib import closing
+
 import pytest
 
 import memlab
@@ -22,9 +24,8 @@ def panel(tmp_path, monkeypatch):
     for batch_size in (4, 8):
         measured = result(StepConfig(batch_size=batch_size), peak_allocated_bytes=batch_size)
         append(tmp_path / "t4.jsonl", Kind.RUN, run(result=measured).to_line())
-    made = memlab.panel(workloads.get("gpt-small", **OPTIONS), device=LABEL)
-    yield made
-    made.close()
+    with closing(memlab.panel(workloads.get("gpt-small", **OPTIONS), device=LABEL)) as made:
+        yield made
 
 
 def test_it_is_offered_by_its_title_with_the_memory_of_the_card(panel):
@@ -53,14 +54,16 @@ def test_what_is_not_recorded_leads_to_the_nearest_that_is(panel):
     assert panel.config == StepConfig(batch_size=8)
     until(lambda: "nearest" not in panel._view._advice.text.value)
     assert panel.run().peak_allocated_bytes == 8
+    panel.set(sample_size=16, batch_size=4)  # nor is this size
+    until(lambda: "sequence_length=8" in panel._view._advice.text.value)
+    assert panel.run().outcome == "unsupported"
+    panel.set(sample_size=None)
+    assert panel.run().peak_allocated_bytes == 4
 
 
 def test_other_sizes_of_the_workload_are_named(panel):
-    other = memlab.panel(workloads.get("gpt-small"), device=LABEL)
-    try:
+    with closing(memlab.panel(workloads.get("gpt-small"), device=LABEL)) as other:
         until(lambda: "num_layers=1" in other._view._advice.text.value)
-    finally:
-        other.close()
     assert "memlab.panel(" not in outlook.recorded_line(StepConfig(), None, "").text
 
 
@@ -80,21 +83,10 @@ def test_a_prediction_for_it_takes_its_operators_times(panel):
         memlab.predict(panel.workload, StepConfig(), "h100, recorded")
 
 
-def test_a_size_that_is_not_recorded_leads_to_those_that_are(panel):
-    panel.set(sample_size=16, batch_size=4)
-    until(lambda: "sequence_length=8" in panel._view._advice.text.value)
-    assert panel.run().outcome == "unsupported"
-    panel.set(sample_size=None)
-    assert panel.run().peak_allocated_bytes == 4
-
-
 def test_a_recorded_size_plays_back_under_the_name_on_screen(panel):
     options = {**OPTIONS, "sequence_length": 16}
-    other = memlab.panel(workloads.get("gpt-small", **options), device=LABEL)
-    try:
+    with closing(memlab.panel(workloads.get("gpt-small", **options), device=LABEL)) as other:
         other.set(sample_size=OPTIONS["sequence_length"], batch_size=4)
         found = other.run()
         assert (found.workload_name, found.peak_allocated_bytes) == (other.workload.name, 4)
         assert other._page.outlook().run is not None
-    finally:
-        other.close()

@@ -3,6 +3,7 @@
 import dataclasses
 import threading
 import time
+from contextlib import closing
 
 import pytest
 import torch
@@ -52,10 +53,9 @@ def test_what_makes_other_sizes_is_not_sent_to_the_worker():
 
 
 @pytest.fixture
-def panel():
-    made = memlab.panel(fit_to(), device="cpu")
-    yield made
-    made.close()
+def panel(nothing_ahead):
+    with closing(memlab.panel(fit_to(), device="cpu")) as made:
+        yield made
 
 
 def said(panel):
@@ -232,19 +232,16 @@ def test_the_sizes_beside_the_one_on_screen_are_predicted_ahead(monkeypatch):
     def stand_in(workload, config, device, *, on_progress, cancel):
         asked.append((workload.name, len(workload.make_batch(1)[0])))
         result = predicted(config=config, workload_name=workload.name, device=device)
-        return Prediction(result=result, size_model=None)
+        return Prediction(result=result, forecast=None)
 
-    monkeypatch.setattr(questions, "predict_with_size_model", stand_in)
-    panel = memlab.panel(fit_to(), device="cpu", config=StepConfig(batch_size=2))
-    try:
+    monkeypatch.setattr(questions, "predict_with_forecast", stand_in)
+    with closing(memlab.panel(fit_to(), device="cpu", config=StepConfig(batch_size=2))):
         near = ["fit, length 4", "fit, length 16", "fit, length 32"]
         until(lambda: {name for name, _ in asked} == {"fit", *near})
         assert asked[0] == ("fit", 8)
         assert {name: length for name, length in asked if name != "fit"} == dict(
             zip(near, (4, 16, 32), strict=True)
         )
-    finally:
-        panel.close()
 
 
 # what comes back after a restart
@@ -259,14 +256,11 @@ def cell(tmp_path, monkeypatch):
 
 def shown_size(given, **settings):
     """Show a panel in the cell, set it, close it as a restart does; return the size at first."""
-    panel = memlab.panel(given, device="cpu")
-    try:
+    with closing(memlab.panel(given, device="cpu")) as panel:
         at_first = panel._asked.workload.sample_size
         panel.set(**settings)
         assert panel._page._draw.wait(PATIENCE_SECONDS)
         return at_first and at_first.value
-    finally:
-        panel.close()
 
 
 def test_the_size_comes_back_unless_the_code_has_another_one_now(cell):
@@ -290,10 +284,7 @@ def test_a_size_that_the_edited_code_refuses_leaves_the_other_settings_as_they_w
         size = dataclasses.replace(made.sample_size, make_workload=at_most_16)
         return dataclasses.replace(made, sample_size=size)
 
-    panel = memlab.panel(at_most_16())
-    try:
+    with closing(memlab.panel(at_most_16())) as panel:
         assert panel._asked.settings["sample_size"] is None
         assert (panel.config.batch_size, panel._asked.device) == (4, "t4")
         assert panel._asked.typed_limit == 2**30
-    finally:
-        panel.close()
