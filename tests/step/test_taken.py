@@ -15,7 +15,7 @@ from memlab.memory.replay import AllocatorSettings, least_limit, replay, serves
 from memlab.prediction.memory_widths import width_of
 from memlab.prediction.predict import Prediction, predict_in_process
 from memlab.result import CountedPeak, Judgement
-from tests.models import blocks
+from tests.models import blocks, made_of
 
 CARD = cards.find("rtx-3060")
 
@@ -38,12 +38,7 @@ def small_convnet() -> Workload:
         layers = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)]
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 64 * 64, 2))
 
-    return Workload(
-        name="convnet",
-        build_model=build,
-        make_batch=lambda n: torch.zeros(n, 8, 64, 64),
-        compute_loss=lambda model, batch: model(batch).square().mean(),
-    )
+    return made_of(build, lambda n: torch.zeros(n, 8, 64, 64))
 
 
 def test_a_step_needs_no_more_than_it_takes(of_convnet: Prediction) -> None:
@@ -130,11 +125,10 @@ def test_small_steps_need_no_more_than_they_take_either(dim: int, batch: int) ->
     """The cache is given back before each step in both replays, which matters below 100 MiB."""
     make = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dim - 1]
     side = (4096, 64, 16)[dim - 1]
-    workload = Workload(
+    workload = made_of(
+        lambda: nn.Sequential(*[make(8, 8, 3, padding=1) for _ in range(3)]),
+        lambda n: torch.zeros(n, 8, *[side] * dim),
         name="small",
-        build_model=lambda: nn.Sequential(*[make(8, 8, 3, padding=1) for _ in range(3)]),
-        make_batch=lambda n: torch.zeros(n, 8, *[side] * dim),
-        compute_loss=lambda model, batch: model(batch).square().mean(),
     )
     target = cards.Target(kind="cuda", card=cards.find("p100"), name="p100")
     made = predict_in_process(
