@@ -47,6 +47,12 @@ def test_a_base_that_changes_is_noticed(changes):
 
 
 @needs_extra
+def test_there_are_twenty_settings_of_different_names():
+    names = [name for name, _, _ in adapter_settings.cases()]
+    assert len(set(names)) == len(names) == 20
+
+
+@needs_extra
 @pytest.mark.slow
 def test_an_adapter_of_a_persons_own_is_predicted_and_trained_as_by_pytorch():
     (case,) = (case for case in adapter_settings.cases() if case[0] == "LoHaConfig")

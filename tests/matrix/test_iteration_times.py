@@ -21,6 +21,23 @@ def test_the_model_has_the_parameters_of_megatron() -> None:
     assert count == (tokens + 64) * hidden + 3 * of_layer + 2 * hidden  # embedding and head tied
 
 
+def test_dividing_attention_changes_no_number() -> None:
+    plain = megatron_gpt.Attention(SMALL).eval()
+    divided = megatron_gpt.Attention(dataclasses.replace(SMALL, tensor=2))
+    weight, bias = (
+        x.unflatten(0, (4, 3, -1)) for x in (plain.all_three.weight, plain.all_three.bias)
+    )
+    for number, name in enumerate(("query", "key", "value")):
+        part = getattr(divided, name)
+        part.weight.data = weight[:, number].flatten(0, 1)
+        part.bias.data = bias[:, number].flatten()
+    divided.project = plain.project
+    x = torch.randn(8, 3, 256)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(megatron_gpt, "DROPOUT", 0.0)
+        torch.testing.assert_close(plain(x), divided(x))
+
+
 def test_rows_without_stages_are_judged_and_the_others_counted() -> None:
     rows = iteration_times.read()
     judged = [row for row in rows if iteration_times.is_judged(row)]

@@ -8,9 +8,11 @@ import types
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 from benchmarks import litgpt_hub, litgpt_model, litgpt_table
+from benchmarks.litgpt_layers import FourBitLinear, LowRankQkv, RmsNorm, dequantized
 from benchmarks.litgpt_model import Recipe, Sizes
 
 ROWS = litgpt_table.read()
@@ -52,6 +54,55 @@ def test_each_row_trains_as_many_parameters_as_it_says(adapter):
         trained = [p for p in model.parameters() if p.requires_grad]
         assert sum(p.numel() for p in trained) == expected
         assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("groups", [4, 2])
+def test_lora_is_added_to_query_and_value_alone(groups):
+    outputs = (32, 8 * groups)
+    base = nn.Linear(32, 32 + 2 * outputs[1])
+    layer = LowRankQkv(base, 32, outputs, rank=2).eval()
+    nn.init.normal_(layer.low_rank_in)
+    nn.init.normal_(layer.low_rank_out)
+    x = torch.randn(3, 5, 32)
+    query, value = (
+        2 * x @ into.t() @ out.t()
+        for into, out in zip(
+            layer.low_rank_in.split(2), layer.low_rank_out.split(outputs), strict=True
+        )
+    )
+    added = torch.cat((query, torch.zeros(3, 5, outputs[1]), value), dim=-1)
+    torch.testing.assert_close(layer(x), base(x) + added)
+
+
+@needs_bitsandbytes
+def test_a_layer_in_four_bits_multiplies_with_its_dequantized_weight():
+    layer = FourBitLinear(64, 128, bias=True, is_double=True)
+    nn.init.normal_(layer.weight)
+    layer = layer.to("cpu")
+    assert layer.weight.dtype == torch.uint8
+    x = torch.randn(3, 64, requires_grad=True)
+    weight = dequantized(layer.weight, torch.float32)
+    made = layer(x)
+    torch.testing.assert_close(made, functional.linear(x, weight, layer.bias))
+    made.sum().backward()
+    torch.testing.assert_close(x.grad, weight.sum(0).expand(3, 64))
+
+
+def test_a_norm_is_that_of_pytorch():
+    x = torch.randn(3, 32)
+    expected = functional.rms_norm(x, (32,), eps=1e-5)
+    for in_fp32 in (True, False):
+        torch.testing.assert_close(RmsNorm(32, in_fp32=in_fp32)(x), expected)
+
+
+def test_a_later_token_changes_no_earlier_logits():
+    model = Recipe(sizes=SMALL, adapter="lora").build().float().eval()
+    tokens = torch.randint(64, (1, 300))
+    other = tokens.clone()
+    other[:, 200] = (other[:, 200] + 1) % 64
+    before, after = (torch.cat(model(each), dim=1) for each in (tokens, other))
+    torch.testing.assert_close(before[:, :200], after[:, :200])
+    assert not torch.equal(before[:, 200:], after[:, 200:])
 
 
 @pytest.mark.parametrize("is_llama", [True, False])

@@ -12,6 +12,7 @@ from memlab.techniques import compilation, every
 from memlab.techniques.accumulation import random_modules, sample_mixing_modules
 from memlab.techniques.checkpointing.blocks import find_blocks
 from memlab.techniques.step import build_step, set_seed
+from memlab.trace import CATEGORIES, Category
 from tests.models import blocks, linear, made_of, run_gradients
 
 BLOCKS = StepConfig(checkpointing="blocks")
@@ -94,6 +95,26 @@ def test_modules_that_mix_samples_or_draw_numbers_are_named():
     assert random_modules(model) == ["0.4", "1.4"]
     assert random_modules(model.eval()) == []
     assert random_modules(nn.LSTM(2, 2, 2, dropout=0.5)) == [""]
+
+
+def most_activations(workload, config):
+    """Return the most bytes kept from forward to backward; the peak need not fall with it."""
+    result = measure(workload, config, "cpu", repeats=1, isolate=False)
+    column = CATEGORIES.index(Category.ACTIVATIONS)
+    return result.timeline.bytes_by_category[:, column].max()
+
+
+@pytest.mark.slow
+def test_a_new_budget_is_planned_anew():
+    workload = blocks(width=64, depth=6)
+    kept = [
+        most_activations(
+            workload,
+            StepConfig(batch_size=256, memory_budget=budget, budget_engine="compile", compile=True),
+        )
+        for budget in (1.0, 0.5, 1.0)
+    ]
+    assert kept[1] < kept[0] == kept[2]
 
 
 @pytest.mark.slow

@@ -185,6 +185,34 @@ def test_out_of_memory_is_judged_by_memory_worker_and_outcomes(change, goal):
     assert out_of_memory.judge([first, last | change])["goal"] == goal
 
 
+def test_a_cycle_of_out_of_memory_is_half_accounted():
+    assert len(out_of_memory.CYCLE) == 10
+    assert out_of_memory.CYCLE.count("accounted limit") == 5
+    assert out_of_memory.provoke("failed allocation") == "out_of_memory"
+
+
+def test_a_table_aligns_numbers_to_the_right():
+    rows = [{"name": "a", "bytes": 1234567, "ratio": 1.5}, {"name": "long", "bytes": 1}]
+    assert report.table(rows).splitlines() == [
+        "name      bytes  ratio",
+        "----  ---------  -----",
+        "a     1,234,567  1.500",
+        "long          1      -",
+    ]
+
+
+def test_accuracy_covers_the_goal_in_models_and_configs():
+    cases = accuracy.cases(quick=False)
+    assert len(cases) >= 200
+    assert len({case.workload.name for case in cases}) >= 10
+    assert len({(case.workload.name, case.config) for case in cases}) == len(cases)
+    configs = [case.config for case in cases]
+    assert {1, 2, 3} <= {config.batch_size for config in configs}
+    assert {1, 2, 3, 5} <= {config.accumulation_steps for config in configs}
+    assert {"as-built", "bf16-mixed", "bf16", "fp16-mixed"} <= {str(c.precision) for c in configs}
+    assert "blocks" in {str(config.checkpointing) for config in configs}
+
+
 def test_numbers_are_written_with_what_they_depend_on(tmp_path, capsys):
     given = report.Options(quick=True, out=tmp_path / "new" / "numbers.json")
     report.write(given, report.environment(), {"rows": [{"a": 1}]})

@@ -370,3 +370,15 @@ def test_second_readings_are_compared_with_first_ones():
     assert found["again, reserved within a segment"] == 1
     assert found["again, time within 3 %"] == 1
     assert found["again, time, median"] == pytest.approx(0.26)
+
+
+def test_the_table_says_how_lines_ended():
+    lines = [
+        {"kind": "visit"},
+        {"kind": "run", "group": "grid", "result": {"outcome": "out_of_memory"}},
+        {"kind": "run", "group": "grid", "result": {"outcome": "ok"}},
+        {"kind": "verify", "report": {"outcome": "failed"}},
+    ]
+    grid, verified = visit.table(lines)
+    assert (grid["of"], grid["lines"], grid["ok"], grid["out of memory"]) == ("grid", 2, 1, 1)
+    assert (verified["of"], verified["other"]) == ("verify", 1)
