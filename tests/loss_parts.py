@@ -1,10 +1,13 @@
 """What the tests of the loss of language models share: a head, labels, and losses over them."""
 
+import dataclasses
+
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from memlab.workloads.language import Gpt
+from tests.models import made_of
 
 FEATURES, CLASSES = 6, 11
 GPT = Gpt(num_layers=2, hidden_size=32, num_heads=2, sequence_length=32, vocab_size=2000)
@@ -54,3 +57,24 @@ LOSSES = {
         + cross_entropy(x[2:].flatten(0, 1), y[2:].flatten())
     ),
 }
+NO_HEAD = made_of(lambda: nn.Conv1d(2, 3, 1), (2, 5), lambda model, x: model(x).mean())
+UNUSED = dataclasses.replace(
+    NO_HEAD,
+    build_model=lambda: nn.ModuleList([nn.Conv1d(2, 3, 1), nn.Linear(3, 4)]),
+    compute_loss=lambda model, x: model[0](x).mean(),
+)
+
+
+def assert_same_loss(loss, apply, labels, bias=True):
+    """Hold loss and gradients (hidden, weight, bias) of a changed head against a plain one's."""
+    hidden, found = torch.randn(4, 5, FEATURES), []
+    for change in (lambda model: None, apply):
+        torch.manual_seed(0)
+        model = Head(loss, bias)
+        change(model)
+        given = hidden.clone().requires_grad_()
+        value = model(given, labels)
+        (3.0 * value).backward()  # as a loss scale does
+        found.append([value, given.grad, *(p.grad for p in model.parameters())])
+    for plain, changed in zip(*found, strict=True):
+        torch.testing.assert_close(changed, plain, rtol=1e-5, atol=1e-6)

@@ -11,6 +11,23 @@ IN, OUT = 300, 200
 LIBRARY_BYTES = 2048  # tables that bitsandbytes makes at its first use in a process, and keeps
 
 
+def squared(model, batch):
+    """The usual loss: the mean of the squares of what the model returns."""
+    return model(batch).square().mean()
+
+
+def made_of(build_model, make_batch, compute_loss=squared, *, name="made", **fields) -> Workload:
+    """A workload over any model; a shape in place of `make_batch` is that of random samples."""
+    if isinstance(make_batch, tuple):
+        return made_of(
+            build_model, lambda n: torch.randn(n, *make_batch), compute_loss, name=name, **fields
+        )
+    return Workload(
+        name=name, build_model=build_model, make_batch=make_batch, compute_loss=compute_loss,
+        **fields,
+    )  # fmt: skip
+
+
 def linear(**kwargs) -> Workload:
     """One Linear without bias, (n, IN) -> (n, OUT); its bytes can be counted by hand."""
     return Workload(

@@ -25,11 +25,21 @@ def wide():
     return blocks(width=WIDTH, depth=3)
 
 
-def predicted(config, device="cpu", workload=None):
+def predicted(config, device="cpu", workload=None, seed=0):
     return predict_in_process(
-        workload or wide(), config, resolve(device), seed=0, memory_limit=None,
+        workload or wide(), config, resolve(device), seed=seed, memory_limit=None,
         report=lambda progress: None,
     ).result  # fmt: skip
+
+
+def assert_predicted(workload, config, *, within=0, seed=0):
+    """Hold a prediction against a measurement, both of this process, and return the two."""
+    found = predicted(config, workload=workload, seed=seed)
+    options = {"repeats": 1, "warmup": 0, "seed": seed, "isolate": False}
+    real = memlab.measure(workload, config, "cpu", **options)
+    assert found.outcome == real.outcome == Outcome.OK, (found.message, real.message)
+    assert abs(found.peak_allocated_bytes - real.peak_allocated_bytes) <= within
+    return found, real
 
 
 def simulated(workload=None, **fields):

@@ -1,12 +1,23 @@
 """What the tests of workers share: workloads that do something while they are built or run."""
 
+import time
+
 import torch
 from torch import nn
 
 from memlab import StepConfig, Workload, measure
 from tests.models import linear
 
+WAIT_SECONDS = 20.0
 BATCH = (torch.randn(4, 3), torch.randn(4, 3))
+
+
+def wait_for(state):
+    """Wait until a state of another process is true, or not for ever; return it."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not (found := state()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
 
 
 def doing(action, **options):

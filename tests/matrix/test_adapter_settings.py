@@ -9,7 +9,8 @@ from torch.nn import functional
 
 from benchmarks import adapter_differences, adapter_settings
 from benchmarks.adapter_differences import setting
-from memlab import StepConfig, Workload
+from memlab import StepConfig
+from tests.models import made_of
 
 needs_extra = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("peft", "bitsandbytes")),
@@ -35,11 +36,10 @@ class Drifting(nn.Module):
 
 @pytest.mark.parametrize("changes", [False, True])
 def test_a_base_that_changes_is_noticed(changes):
-    workload = Workload(
-        name="drifting",
-        build_model=lambda: Drifting(changes),
-        make_batch=lambda n: torch.ones(n, 8),
-        compute_loss=lambda model, x: functional.mse_loss(model(x), x),
+    workload = made_of(
+        lambda: Drifting(changes),
+        lambda n: torch.ones(n, 8),
+        lambda model, x: functional.mse_loss(model(x), x),
     )
     error, is_untouched = adapter_settings.against_pytorch(workload, StepConfig(batch_size=2))
     assert error == 0

@@ -274,14 +274,6 @@ def test_budget_one_is_the_plain_step_to_the_byte():
     assert build_step(workload, StepConfig(), "cpu").model[0].forward.__func__ is Gelu.forward
 
 
-@pytest.mark.parametrize("name", ["gelu", "gpt"])
-def test_budget_zero_is_never_worse_than_checkpointed_blocks(name):
-    workload = WORKLOADS[name]()
-    least = memlab.predict(workload, StepConfig(memory_budget=0.0), "cpu")
-    blockwise = memlab.predict(workload, StepConfig(checkpointing="blocks"), "cpu")
-    assert least.peak_allocated_bytes <= blockwise.peak_allocated_bytes * RISE
-
-
 def test_a_budget_below_the_least_uses_the_least_and_says_so():
     result = memlab.predict(WORKLOADS["gelu"](), StepConfig(memory_budget=0.0), "cpu")
     assert (

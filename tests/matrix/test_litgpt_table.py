@@ -2,15 +2,18 @@
 
 import dataclasses
 import importlib.util
+import json
+import sys
+import types
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks import litgpt_model, litgpt_table
+from benchmarks import litgpt_hub, litgpt_model, litgpt_table
 from benchmarks.litgpt_layers import FourBitLinear, LowRankQkv, RmsNorm, dequantized
-from benchmarks.litgpt_model import MODELS, Recipe, Sizes
+from benchmarks.litgpt_model import Recipe, Sizes
 
 ROWS = litgpt_table.read()
 SMALL = Sizes(vocabulary=64, width=32, num_layers=3, num_heads=4, groups=4, inner=48, longest=300)
@@ -92,6 +95,16 @@ def test_a_norm_is_that_of_pytorch():
         torch.testing.assert_close(RmsNorm(32, in_fp32=in_fp32)(x), expected)
 
 
+def test_a_later_token_changes_no_earlier_logits():
+    model = Recipe(sizes=SMALL, adapter="lora").build().float().eval()
+    tokens = torch.randint(64, (1, 300))
+    other = tokens.clone()
+    other[:, 200] = (other[:, 200] + 1) % 64
+    before, after = (torch.cat(model(each), dim=1) for each in (tokens, other))
+    torch.testing.assert_close(before[:, :200], after[:, :200])
+    assert not torch.equal(before[:, 200:], after[:, 200:])
+
+
 @pytest.mark.parametrize("is_llama", [True, False])
 @pytest.mark.parametrize("groups", [4, 2])
 def test_the_loss_in_chunks_is_the_mean_over_all_tokens(is_llama, groups):
@@ -108,16 +121,6 @@ def test_the_loss_in_chunks_is_the_mean_over_all_tokens(is_llama, groups):
     reached = {name for name, p in model.named_parameters() if p.grad is not None}
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert trained - reached == {"blocks.2.attention.prompt"}  # kept from a validation
-
-
-def test_a_later_token_changes_no_earlier_logits():
-    model = Recipe(sizes=SMALL, adapter="lora").build().float().eval()
-    tokens = torch.randint(64, (1, 300))
-    other = tokens.clone()
-    other[:, 200] = (other[:, 200] + 1) % 64
-    before, after = (torch.cat(model(each), dim=1) for each in (tokens, other))
-    torch.testing.assert_close(before[:, :200], after[:, :200])
-    assert not torch.equal(before[:, 200:], after[:, 200:])
 
 
 @pytest.mark.slow
@@ -153,8 +156,46 @@ def test_errors_and_rows_out_of_memory_are_summed_up_apart():
     assert (found["out of memory"], found["foreseen"], found["fits, and did"]) == (1, 1, 3)
 
 
-def test_a_head_has_the_columns_that_its_width_leaves():
-    assert {name: sizes.head for name, sizes in MODELS.items()} == {
-        "phi-1.5": 64, "StableLM Alpha": 128, "Llama 2 7 B": 128, "Llama 2 13 B": 128,
-        "Falcon": 64,
-    }  # fmt: skip
+# recipes of litgpt, which itself need not be installed
+
+
+HUB_ROWS = litgpt_hub.read()
+
+
+def test_the_rows_are_pairs_of_recipes():
+    assert len(HUB_ROWS) == 26
+    assert sum(litgpt_hub.is_quantized(row) for row in HUB_ROWS) == 13
+    assert [row["config"] for row in HUB_ROWS if row["peak_gb"] == "OOM"] == [
+        "gemma-7b/lora.yaml", "gemma2-9b/lora.yaml",
+    ]  # fmt: skip
+    assert all("lora_r" in json.loads(row["lora"]) for row in HUB_ROWS)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("litgpt") is not None, reason="litgpt is installed")
+def test_without_litgpt_the_rows_say_how_to_get_it():
+    with pytest.raises(SystemExit, match="pip install --no-deps litgpt"):
+        next(litgpt_hub.lines(quick=True))
+
+
+@pytest.mark.parametrize("holds_last", [True, False])
+def test_a_loss_holds_the_one_before_only_if_it_should(holds_last, monkeypatch):
+    def chunked_cross_entropy(logits, wanted):
+        return functional.cross_entropy(torch.cat(logits, 1).flatten(0, 1), wanted.flatten())
+
+    utils = types.SimpleNamespace(chunked_cross_entropy=chunked_cross_entropy)
+    monkeypatch.setitem(sys.modules, "litgpt", types.ModuleType("litgpt"))
+    monkeypatch.setitem(sys.modules, "litgpt.utils", utils)
+    table = torch.randn(16, 16, requires_grad=True)
+
+    def model(tokens, lm_head_chunk_size):
+        return list(table[tokens].split(lm_head_chunk_size, 1))
+
+    loss = litgpt_hub.Loss(holds_last=holds_last)
+    tokens = torch.randint(16, (2, 300))
+    made = loss(model, tokens)
+    expected = functional.cross_entropy(
+        table[tokens][:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
+    )
+    torch.testing.assert_close(made, expected)
+    assert [chunk.shape[1] for chunk in made.held] == [128, 128, 43]
+    assert (loss._last is made) is holds_last

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import memlab
-from memlab import MemlabError, Outcome, StepConfig, Workload
+from memlab import MemlabError, Outcome, StepConfig
 from memlab._util.units import MIB
 from memlab.result import Source, StepResult
-from memlab.search import largest_batch
-from tests.models import blocks, linear
+from memlab.search import compare_batches, largest_batch
+from tests.models import blocks, linear, made_of
 
 WIDE = {"depth": 6, "width": 64}
 
@@ -46,12 +46,7 @@ def test_recompute_fits_more(largest):
 
 
 def test_a_model_with_nothing_to_recompute_is_refused():
-    flat = Workload(
-        name="flat",
-        build_model=lambda: torch.nn.Linear(4, 4),
-        make_batch=lambda n: torch.randn(n, 4),
-        compute_loss=lambda model, x: model(x).square().mean(),
-    )
+    flat = made_of(lambda: torch.nn.Linear(4, 4), (4,))
     config = StepConfig(memory_budget=0.0)
     with pytest.raises(MemlabError, match="accumulation_steps"):
         memlab.largest_batch(flat, config, "cpu", memory_limit="1MiB", batch_limit=4)
@@ -64,8 +59,8 @@ def test_batch_sizes_are_predicted_by_one_recording_where_that_tells_them(monkey
         asked.append(config.batch_size)
         return predict(workload, config, *arguments, **options)
 
-    predict = largest_batch.predict_with_size_model
-    monkeypatch.setattr(largest_batch, "predict_with_size_model", predicted)
+    predict = compare_batches.predict_with_forecast
+    monkeypatch.setattr(compare_batches, "predict_with_forecast", predicted)
     workload, config = blocks(**WIDE), StepConfig(batch_size=8, optimizer="sgd")
     found = memlab.predict_batches(workload, config, [1, 8, 32], "t4", memory_limit="18MiB")
     assert asked == [8, 1], "a single sample runs other operators than many"
@@ -93,9 +88,9 @@ def search(monkeypatch, peak_of, limit, batch_limit=4096, **facts):
     def predicted(workload, config, device, **options):
         tried.append(config.batch_size)
         found = result_of(config.batch_size, peak_of(config.batch_size), **facts)
-        return SimpleNamespace(result=found.against_limit(options["memory_limit"]), size_model=None)
+        return SimpleNamespace(result=found.against_limit(options["memory_limit"]), forecast=None)
 
-    monkeypatch.setattr(largest_batch, "predict_with_size_model", predicted)
+    monkeypatch.setattr(largest_batch, "predict_with_forecast", predicted)
     found = largest_batch.LargestSearch(linear(), limit, "cpu", batch_limit).largest(
         StepConfig(batch_size=1), 2
     )
@@ -118,17 +113,12 @@ def test_what_fits_by_luck_alone_is_not_taken(monkeypatch):
     assert search(monkeypatch, lambda n: n, 100, uncertainty=0.1)[0] == 90
 
 
-def test_a_limit_below_one_sample_says_so(monkeypatch):
-    with pytest.raises(MemlabError, match="not enough for one sample of"):
-        search(monkeypatch, lambda n: 1000 + n, 1000)
-
-
 def test_a_forecast_needs_few_predictions(monkeypatch):
     asked = []
-    predict = largest_batch.predict_with_size_model
+    predict = largest_batch.predict_with_forecast
     monkeypatch.setattr(
         largest_batch,
-        "predict_with_size_model",
+        "predict_with_forecast",
         lambda *args, **kw: asked.append(args) or predict(*args, **kw),
     )
     search = largest_batch.LargestSearch(blocks(**WIDE), 64 * MIB, "t4", 4096)

@@ -211,12 +211,3 @@ def test_uneven_micro_batches_are_planned_each():
     choices = compilation._last[3].choices
     assert len(choices) == 2
     assert all(choice.plain.footprint.peak_bytes > 0 for choice in choices)
-
-
-def test_the_partitioner_is_put_back():
-    from torch._functorch import partitioners
-
-    names = ("choose_saved_values_set", "_extract_fwd_bwd_modules", "solve_min_cut")
-    before = [getattr(partitioners, name) for name in names]
-    build_step(blocks(width=64), compiled(0.5), "cpu")()
-    assert [getattr(partitioners, name) for name in names] == before

@@ -9,10 +9,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from memlab import StepConfig, Workload, measure, predict
-from memlab.devices.cards import resolve
 from memlab.errors import UnsupportedError
-from memlab.prediction.predict import predict_in_process
 from memlab.tracing.built import made_fake
+from tests import predictions
+from tests.models import made_of
 
 CONFIG = StepConfig(batch_size=4)
 
@@ -32,12 +32,7 @@ def assert_predicted(workload: Workload, config: StepConfig = CONFIG, *, within:
 
 def on_features(name: str, build, width: int = 16) -> Workload:
     """Return a workload whose model makes its own loss of `width` features."""
-    return Workload(
-        name=name,
-        build_model=build,
-        make_batch=lambda n: torch.randn(n, 8, width),
-        compute_loss=lambda model, x: model(x),
-    )
+    return made_of(build, (8, width), lambda model, x: model(x), name=name)
 
 
 class GroupedExperts(nn.Module):
@@ -160,12 +155,7 @@ def test_lengths_that_come_with_the_batch_are_known(layer):
         number = torch.arange(n)
         return torch.randn(n, 20, 16), 20 - number % 4, torch.randint(1, 10, (n, 5)), 5 - number % 3
 
-    workload = Workload(
-        name="packed",
-        build_model=lambda: Packed(layer),
-        make_batch=make_batch,
-        compute_loss=lambda model, batch: model(batch),
-    )
+    workload = made_of(lambda: Packed(layer), make_batch, lambda model, batch: model(batch))
     assert not any("assum" in note for note in assert_predicted(workload).notes)
 
 
@@ -237,6 +227,42 @@ def test_scripted_functions_inside_a_model_are_noticed():
     assert ["TorchScript" in note for note in found.notes if "Script" in note] == [True]
 
 
+class GatedMixer(nn.Module):
+    """Gated mixing along the length and the width: no layer of any library."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.along = nn.Parameter(torch.randn(8, 8) / 8)
+        self.gate, self.out = nn.Linear(16, 32), nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        value, gate = self.gate(torch.einsum("lm,nmw->nlw", self.along, x)).chunk(2, dim=-1)
+        return self.out((value * gate.sigmoid() + x).amax(dim=1)).square().mean()
+
+
+class Pyramid(nn.Module):
+    """Convolutions whose outputs are kept, scaled and summed, with a shared normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.levels = nn.ModuleList(nn.Conv2d(c, 8, 3, 2, 1) for c in (1, 8, 8))
+        self.norm, self.out = nn.BatchNorm2d(8), nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept, x = [], x.repeat(1, 4, 2)[:, None]
+        for level in self.levels:
+            x = self.norm(level(x)).relu()
+            kept.append(functional.adaptive_avg_pool2d(x, 4))
+        return self.out(torch.stack(kept).sum(dim=0).mean(dim=(2, 3))).square().mean()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16"])
+@pytest.mark.parametrize("kind", [GatedMixer, Pyramid])
+def test_models_that_memlab_has_never_seen_are_predicted(kind, precision):
+    config = StepConfig(batch_size=7, accumulation_steps=3, precision=precision)
+    assert_predicted(on_features("foreign", kind), config, within=0.005)
+
+
 def normed_in_the_middle() -> nn.Module:
     """Return a module whose norm sees a transposed input, and then a reshape of what it returns."""
 
@@ -275,10 +301,7 @@ class Jagged(nn.Module):
 
 @pytest.mark.parametrize("device", ["cpu", "t4"])
 def test_nested_tensors_of_jagged_layout_are_refused_by_name(device):
-    found = predict_in_process(
-        on_features("jagged", Jagged), CONFIG, resolve(device), seed=0, memory_limit=None,
-        report=lambda progress: None,
-    ).result  # fmt: skip
+    found = predictions.predicted(CONFIG, device, on_features("jagged", Jagged))
     assert found.outcome == "unsupported"
     assert "nested tensor of jagged layout" in found.message
     assert "memlab.measure" in found.message
@@ -302,18 +325,13 @@ class FromTable(nn.Module):
 
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
 def test_a_cache_outside_of_the_model_is_counted(accumulation_steps):
-    workload = Workload(
-        name="table",
-        build_model=FromTable,
-        make_batch=lambda n: torch.ones(n, 64),
-        compute_loss=lambda model, x: model(x).mean(),
+    workload = made_of(
+        FromTable, lambda n: torch.ones(n, 64), lambda model, x: model(x).mean(), name="table"
     )
     config = StepConfig(batch_size=4, accumulation_steps=accumulation_steps)
     TABLES.clear()
     measured = measure(workload, config, "cpu", repeats=1, warmup=0, isolate=False)
     TABLES.clear()
-    found = predict_in_process(
-        workload, config, resolve("cpu"), seed=0, memory_limit=None, report=lambda progress: None
-    ).result
+    found = predictions.predicted(config, workload=workload)
     TABLES.clear()
     assert found.peak_allocated_bytes == measured.peak_allocated_bytes

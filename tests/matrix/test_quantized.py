@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.nn.parameter import Parameter
 
 from memlab import StepConfig, Workload, measure, predict
-from tests.models import LIBRARY_BYTES
+from tests.models import LIBRARY_BYTES, made_of
 
 WIDTH = 64
 CONFIG = StepConfig(batch_size=4)
@@ -72,12 +72,7 @@ def workload(make) -> Workload:
         narrow = Adapted(make(2 * WIDTH, WIDTH), 2 * WIDTH, WIDTH)
         return nn.Sequential(wide, nn.GELU(), narrow)
 
-    return Workload(
-        name="quantized",
-        build_model=lambda: nn.Sequential(*(block() for _ in range(3))),
-        make_batch=lambda n: torch.randn(n, 16, WIDTH),
-        compute_loss=lambda model, x: model(x).square().mean(),
-    )
+    return made_of(lambda: nn.Sequential(*(block() for _ in range(3))), (16, WIDTH))
 
 
 def four_bit(kind: str, is_double: bool, dtype: torch.dtype):
@@ -107,15 +102,6 @@ def test_a_class_of_parameters_that_quantizes_itself_is_predicted(precision):
 
 @needs_bitsandbytes
 @pytest.mark.parametrize(
-    ("kind", "is_double", "dtype"),
-    [("nf4", True, torch.bfloat16), ("fp4", False, torch.float32)],
-)
-def test_four_bit_layers_are_predicted(kind, is_double, dtype):
-    assert_predicted(workload(four_bit(kind, is_double, dtype)), within=LIBRARY_BYTES)
-
-
-@needs_bitsandbytes
-@pytest.mark.parametrize(
     "change",
     [{"checkpointing": "blocks"}, {"memory_budget": 0.5}, {"accumulation_steps": 2}],
     ids=lambda change: next(iter(change)),
@@ -123,12 +109,3 @@ def test_four_bit_layers_are_predicted(kind, is_double, dtype):
 def test_four_bit_layers_go_with_techniques(change):
     layers = workload(four_bit("nf4", True, torch.float32))
     assert_predicted(layers, replace(CONFIG, **change), within=LIBRARY_BYTES)
-
-
-@needs_bitsandbytes
-def test_four_bit_weights_stay_packed_on_a_card():
-    packed = predict(workload(four_bit("nf4", True, torch.float32)), CONFIG, "h200")
-    plain = predict(workload(nn.Linear), CONFIG, "h200")
-    assert packed.outcome == "ok", packed.message
-    parameters = [result.peak_by_category["parameters"] for result in (packed, plain)]
-    assert parameters[0] < parameters[1] / 3

@@ -11,18 +11,19 @@ import torch
 from torch import nn
 
 import memlab
-from memlab import MemlabError, Outcome, StepConfig, Workload
+from memlab import MemlabError, Outcome, StepConfig
 from memlab.devices.cards import resolve
 from memlab.prediction.predict import predict_in_process
 from memlab.runtime.measure import measure_in_process
 from memlab.runtime.verify import verify_in_process
 from memlab.techniques import every
 from memlab.techniques.offload import offloading
-from memlab.techniques.offload.offloading import Offloader
+from memlab.techniques.offload.offloading import OffloadedWeights, Offloader
 from memlab.techniques.script import script
 from memlab.techniques.step import build_step
 from memlab.tracing import fake_cuda
-from tests.models import blocks
+from memlab.workloads.language import Gpt
+from tests.models import blocks, made_of
 from tests.offload_parts import DEPTH, SAMPLES, WIDTH, Queue, chain, predicted
 from tests.weight_offload_parts import (
     CPU,
@@ -39,11 +40,8 @@ WEIGHT = WIDTH * WIDTH * 4
 
 
 def in_place():
-    return Workload(
-        name="in place",
-        build_model=lambda: nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Conv2d(2, 2, 1)),
-        make_batch=lambda n: torch.randn(n, 1, 6, 6),
-        compute_loss=lambda model, x: model(x).square().mean(),
+    return made_of(
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Conv2d(2, 2, 1)), (1, 6, 6)
     )
 
 
@@ -69,19 +67,18 @@ TOGETHER = [
 @pytest.mark.parametrize("fields", TOGETHER, ids=str)
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_updates_are_those_of_the_plain_step(possible, name, fields):
-    workload, config = WORKLOADS[name](), StepConfig(batch_size=4, **fields)
-    on_the_device = dataclasses.replace(
-        config,
-        offload_optimizer=False,
-        offload_activations=False,
-        offload_fraction=1.0,
-        optimizer_in_backward=config.optimizer_in_backward,
-    )
-    expected = after_updates(workload, on_the_device)
-    losses, weights = after_updates(workload, dataclasses.replace(config, **OFFLOADED))
-    assert losses == expected[0]
+    config = StepConfig(batch_size=4, **fields)
+    on_the_device = StepConfig(batch_size=4, **without_offload(fields))
+    assert_same_updates(WORKLOADS[name](), on_the_device, config)
+
+
+def assert_same_updates(workload, plain, config=None):
+    """Hold the updates of a step against those with its weights in the host's memory."""
+    losses, weights = after_updates(workload, dataclasses.replace(config or plain, **OFFLOADED))
+    expected_losses, expected = after_updates(workload, plain)
+    assert losses == expected_losses
     for path, weight in weights.items():
-        assert torch.equal(weight, expected[1][path]), path
+        assert torch.equal(weight, expected[path]), path
 
 
 @pytest.mark.parametrize("fields", [{}, {"optimizer_in_backward": True}], ids=str)
@@ -104,27 +101,39 @@ def test_a_recompute_fetches_no_more_weights_than_it_uses(possible, monkeypatch,
     assert most[1] == most[2] > 0
 
 
-def test_a_reentrant_checkpoint_reads_weights_in_backward(possible):
-    expected = after_updates(odd(reentrant=True), StepConfig(batch_size=4))
-    losses, weights = after_updates(odd(reentrant=True), StepConfig(batch_size=4, **OFFLOADED))
-    assert losses == expected[0]
-    assert all(torch.equal(weights[name], value) for name, value in expected[1].items())
+class Complex(nn.Module):
+    """Saves complex views of its weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4, dtype=torch.complex64))
+
+    def forward(self, x):
+        w = self.weight
+        y = (x.to(w.dtype) @ w.mH @ w.conj()).abs() + x @ w.imag
+        return y + torch.view_as_real(w).square().sum(-1)
 
 
-def test_activations_in_place_are_judged_with_weights_in_the_host(possible):
-    config = StepConfig(batch_size=4, inplace=True)
-    expected = after_updates(in_place(), config)
-    losses, weights = after_updates(in_place(), dataclasses.replace(config, **OFFLOADED))
-    assert losses == expected[0]
-    assert all(torch.equal(weights[name], value) for name, value in expected[1].items())
+def of_a_slice():
+    """Return a layer whose weight is a slice with an offset."""
+    model = nn.Linear(6, 6)
+    model.weight = nn.Parameter(torch.randn(6, 12)[:, 6:])
+    return model
 
 
-def test_loss_in_chunks_reads_its_head_when_the_loss_is_taken(possible):
-    config = StepConfig(batch_size=4, loss_chunks=3)
-    expected = after_updates(gpt(), config)
-    losses, weights = after_updates(gpt(), dataclasses.replace(config, **OFFLOADED))
-    assert losses == expected[0]
-    assert all(torch.equal(weights[name], value) for name, value in expected[1].items())
+ODD_USES = {
+    "weights read in backward by a reentrant checkpoint": (lambda: odd(reentrant=True), {}),
+    "activations in place": (in_place, {"inplace": True}),
+    "a head that the loss in chunks reads": (gpt, {"loss_chunks": 3}),
+    "complex views": (lambda: made_of(Complex, (4,)), {}),
+    "a slice": (lambda: made_of(of_a_slice, (6,)), {}),
+}
+
+
+@pytest.mark.parametrize("use", ODD_USES)
+def test_updates_of_odd_uses_are_those_of_the_plain_step(possible, use):
+    make, fields = ODD_USES[use]
+    assert_same_updates(make(), StepConfig(batch_size=4, **fields))
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -205,13 +214,8 @@ def test_streams_copy_in_the_right_order(possible, monkeypatch):
     monkeypatch.setattr(torch, "empty_like", lambda t, pin_memory=False, **k: like(t, **k))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: Queue())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
-    for module in (offloading, offloading):
-        monkeypatch.setattr(module, "streams_of", lambda _: streams)
-    config = StepConfig(batch_size=4, checkpointing="blocks")
-    expected = after_updates(gpt(), config)
-    losses, weights = after_updates(gpt(), dataclasses.replace(config, **OFFLOADED))
-    assert losses == expected[0]
-    assert all(torch.equal(weights[name], value) for name, value in expected[1].items())
+    monkeypatch.setattr(offloading, "streams_of", lambda _: streams)
+    assert_same_updates(gpt(), StepConfig(batch_size=4, checkpointing="blocks"))
 
 
 def test_offloading_a_share_of_the_activations():
@@ -293,6 +297,98 @@ def test_the_source_is_what_the_step_runs(name, fields):
 
 def without_offload(fields):
     return {name: value for name, value in fields.items() if not name.startswith("offload")}
+
+
+def test_a_weight_that_nobody_announced_is_nan_and_no_old_value(possible):
+    model = nn.Linear(3, 3)
+    values = model.weight.detach().clone()
+    weights = OffloadedWeights(model, CPU)
+    assert model.weight.shape == (3, 3)
+    assert model.weight.isnan().all()
+    assert torch.equal(weights.value_of(model.weight), values)
+    weights.restore()
+    assert torch.equal(model.weight, values)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_no_weight_is_left_on_the_device(possible, name):
+    step = build_step(WORKLOADS[name](), StepConfig(batch_size=4, **OFFLOADED), CPU)
+    known = []
+    for _ in range(3):
+        step()
+        known.append(sum(len(reads) for reads in step.offloader.weights._reads.values()))
+        assert known[-1] == known[0]
+        weights = step.offloader.weights._of.values()
+        assert not any(weight.users for weight in weights)
+        assert not any(weight.copy is not None for weight in weights)
+
+
+def test_a_copy_of_the_model_has_no_weights_and_says_so(possible):
+    workload = blocks()
+    step = build_step(workload, StepConfig(batch_size=4, **OFFLOADED), CPU)
+    copied = copy.deepcopy(step.model)
+    with pytest.raises(RuntimeError, match="is a copy of a module whose weights are offloaded"):
+        workload.compute_loss(copied, workload.make_batch(4))
+
+
+def test_parts_that_are_compiled_by_themselves_keep_their_weights(possible):
+    model = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Sequential(nn.Linear(4, 4))))
+    assert sum(OffloadedWeights(model, CPU).sizes) == sum(p.nbytes for p in model[0].parameters())
+
+
+def test_a_weight_changed_before_its_use_in_backward_is_an_error(possible):
+    model = nn.Sequential(nn.Conv1d(1, 1, 1), nn.Conv1d(1, 1, 1))
+    weights = OffloadedWeights(model, CPU)
+    offloader = Offloader(model, 0.0, weights)
+    with offloader:
+        loss = model(torch.randn(2, 1, 3)).sum()
+    with torch.no_grad(), weights.in_backward():
+        model[1].weight.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_casts_of_weights_do_not_stay_either():
+    sizes = {"num_layers": 6, "hidden_size": 512, "num_heads": 4, "sequence_length": 8}
+    fields = {"batch_size": 2, "optimizer": "sgd", "checkpointing": "blocks", **OFFLOADED}
+    workload = Gpt(**sizes).workload("gpt")
+    plain, mixed = (
+        predicted(workload, precision=p, optimizer_in_backward=True, **fields)
+        for p in ("fp32", "bf16-mixed")
+    )
+    assert mixed.peak_allocated_bytes < 1.5 * plain.peak_allocated_bytes
+
+
+@pytest.mark.parametrize("precision", ["bf16-master", "bf16-stochastic"])
+def test_an_update_that_fails_leaves_the_optimizer_whole(precision, monkeypatch):
+    def convert_it(convert, *args, **kwargs):
+        return convert(*args, **kwargs)
+
+    def fail(*_, **__):
+        raise torch.OutOfMemoryError("once")
+
+    step = build_step(blocks(), StepConfig(batch_size=4, precision=precision), CPU)
+    (group,) = step.optimizer.param_groups
+    before = list(group["params"])
+    step()
+    step.accumulate()
+    convert, calls = torch.Tensor.to, iter([convert_it, convert_it, fail])
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda *a, **k: next(calls, convert_it)(convert, *a, **k)
+    )
+    with pytest.raises(torch.OutOfMemoryError):
+        step.update()
+    assert all(a is b for a, b in zip(group["params"], before, strict=True))
+    assert step.optimizer.state.keys() == set(before)
+    assert step() != step()  # it trains
+
+
+def test_what_shares_memory_and_small_weights_stay(possible):
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    model[1].weight = nn.Parameter(model[0].weight.data[:2].t()[:4])  # another view of its memory
+    assert sum(OffloadedWeights(model, CPU).sizes) == 0
+    offloading.SMALLEST_BYTES = 1 << 18  # the fixture puts it back
+    assert sum(OffloadedWeights(nn.Linear(8, 8), CPU).sizes) == 0
 
 
 @pytest.mark.gpu

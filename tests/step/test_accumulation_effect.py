@@ -14,6 +14,7 @@ from memlab.api import accumulation_effect
 from memlab.errors import UnsupportedError, WorkloadError
 from memlab.runtime import isolation
 from memlab.runtime.same_step import CONTENT_BYTES
+from tests.models import made_of
 from tests.verify_parts import check
 
 ALLOWED = ["accumulation_steps"]
@@ -36,60 +37,39 @@ def test_shapes_alone_never_call_another_gradient_the_same(name):
     assert found.same == ("unknown" if name == undecided else one.same)
 
 
-def counted(model, batch, reads):
-    apart, n = (model(batch[0]) - batch[1]) ** 2, len(batch[0])
+def of_number(model, batch, how):
+    apart, n = model(batch[0]) - batch[1], len(batch[0])
     losses = {
-        "product": lambda: (apart * n).mean(),
-        "quotient": lambda: (apart / n).sum(),
-        "tensor": lambda: (apart * torch.tensor(float(n))).mean(),
-        "of a weight": lambda: (apart * (1 + (model[0].bias * n).mean())).mean(),
-    }
-    return losses[reads]()
-
-
-@pytest.mark.parametrize(
-    ("reads", "same"),
-    [("product", "no"), ("quotient", "yes"), ("tensor", "no"), ("of a weight", "no")],
-)
-def test_a_loss_that_reads_the_number_of_samples_is_run_from_there_on(reads, same):
-    workload = memlab.Workload(
-        name=reads,
-        build_model=accumulation.mlp,
-        make_batch=accumulation.shares,
-        compute_loss=functools.partial(counted, reads=reads),
-    )
-    found = isolation.run("per_sample", {"workload": workload}, timeout_seconds=300)
-    assert found.same == same
-
-
-def bounded(model, batch, by):
-    apart, part = model(batch[0]) - batch[1], 1.0 / len(batch[0])
-    losses = {
-        "slope": lambda: functional.leaky_relu(apart, part),
-        "elu": lambda: functional.elu(apart, part),
-        "clamp": lambda: apart.clamp(max=40 * part).square(),
-        "tensor": lambda: apart.clamp(max=torch.tensor(40 * part)).square(),
-        "delta": lambda: functional.huber_loss(apart, batch[1], delta=40 * part),
-        "mean": lambda: functional.leaky_relu(apart, 0.1) / (len(batch[0]) * torch.tensor(part)),
-        "labels": lambda: apart.log_softmax(-1)[torch.arange(len(apart)), batch[1].argmax(-1)],
+        "product": lambda: apart.square() * n,
+        "quotient": lambda: (apart.square() / n).sum(),
+        "tensor": lambda: apart.square() * torch.tensor(float(n)),
+        "of a weight": lambda: apart.square() * (1 + (model[0].bias * n).mean()),
+        "slope": lambda: functional.leaky_relu(apart, 1 / n),
+        "elu": lambda: functional.elu(apart, 1 / n),
+        "clamp": lambda: apart.clamp(max=40 / n).square(),
+        "clamp by a tensor": lambda: apart.clamp(max=torch.tensor(40 / n)).square(),
+        "delta": lambda: functional.huber_loss(apart, batch[1], delta=40 / n),
+        "mean": lambda: functional.leaky_relu(apart, 0.1) / (n * torch.tensor(1 / n)),
+        "labels": lambda: apart.log_softmax(-1)[torch.arange(n), batch[1].argmax(-1)],
         "probability": lambda: apart.sigmoid().log(),
     }
-    return losses[by]().mean()
+    return losses[how]().mean()
 
 
 @pytest.mark.parametrize(
-    ("by", "same"),
+    ("how", "same"),
     [
-        ("slope", "no"), ("elu", "no"), ("clamp", "unknown"), ("tensor", "unknown"),
+        ("product", "no"), ("quotient", "yes"), ("tensor", "no"), ("of a weight", "no"),
+        ("slope", "no"), ("elu", "no"), ("clamp", "unknown"), ("clamp by a tensor", "unknown"),
         ("delta", "unknown"), ("mean", "yes"), ("labels", "yes"), ("probability", "yes"),
     ],
 )  # fmt: skip
-def test_a_slope_or_bound_that_depends_on_the_number_of_samples_is_seen(by, same):
-    workload = memlab.Workload(
-        name=by,
-        build_model=lambda: torch.nn.Linear(8, 4),
-        make_batch=lambda n: (torch.randn(n, 8), torch.randn(n, 4)),
-        compute_loss=functools.partial(bounded, by=by),
+def test_what_a_loss_does_with_the_number_of_samples_is_seen(how, same):
+    workload = made_of(
+        lambda: torch.nn.Sequential(torch.nn.Linear(8, 4)),
+        lambda n: (torch.randn(n, 8), torch.randn(n, 4)),
+        functools.partial(of_number, how=how),
+        name=how,
     )
     found = isolation.run("per_sample", {"workload": workload}, timeout_seconds=300)
     assert found.same == same
@@ -97,11 +77,10 @@ def test_a_slope_or_bound_that_depends_on_the_number_of_samples_is_seen(by, same
 
 def test_labels_that_change_in_place_are_judged_again():
     labels = torch.randint(0, 50, (2000, accumulation.TOKENS))
-    workload = memlab.Workload(
-        name="kept",
-        build_model=accumulation.language_model,
-        make_batch=lambda n: (labels[:n].clamp(min=0), labels[:n]),
-        compute_loss=accumulation.of_tokens,
+    workload = made_of(
+        accumulation.language_model,
+        lambda n: (labels[:n].clamp(min=0), labels[:n]),
+        accumulation.of_tokens,
     )
     assert labels.nbytes > CONTENT_BYTES
     assert accumulation_effect(workload).same == "yes"
@@ -160,11 +139,8 @@ def test_what_cannot_be_counted_runs_only_if_it_is_small(width, tmp_path):
         (tmp_path / "ran").touch()
         return model(batch).square().mean()
 
-    workload = memlab.Workload(
-        name=f"uncounted {width}",
-        build_model=lambda: torch.nn.Linear(width, width),
-        make_batch=lambda n: torch.randn(n, width),
-        compute_loss=without_fakes,
+    workload = made_of(
+        lambda: torch.nn.Linear(width, width), (width,), without_fakes, name=f"uncounted {width}"
     )
     found = accumulation_effect(workload)
     is_small = width == 64
@@ -178,12 +154,7 @@ def test_a_loss_that_reads_a_value_is_counted():
         loss = model(batch).square().mean()
         return loss if loss.item() < 1e9 else 2 * loss
 
-    workload = memlab.Workload(
-        name="reads",
-        build_model=lambda: torch.nn.Linear(1024, 1024),
-        make_batch=lambda n: torch.randn(n, 1024),
-        compute_loss=reads,
-    )
+    workload = made_of(lambda: torch.nn.Linear(1024, 1024), (1024,), reads, name="reads")
     assert accumulation_effect(workload).same == "yes"
 
 
@@ -240,12 +211,7 @@ def test_ranks_divide_a_batch_too():
 
 def test_a_gradient_of_zero_shows_nothing():
     _, model, batch, loss, _ = accumulation.LOSSES["cross-entropy"]
-    workload = memlab.Workload(
-        name="zero",
-        build_model=model,
-        make_batch=batch,
-        compute_loss=lambda model, batch: 0.0 * loss(model, batch),
-    )
+    workload = made_of(model, batch, lambda model, batch: 0.0 * loss(model, batch))
     assert accumulation_effect(workload).same == "unknown"
     ranked = recommend(workload, "1GiB", 32, "cpu", allow=ALLOWED, exact=True, confirm=0)
     assert any("accumulation_steps=2" in note for note in ranked.notes)

@@ -19,7 +19,7 @@ from memlab.trace import Phase
 from memlab.tracing import fake_cuda, transformers_attention
 from memlab.tracing.attention_kernels import efficient_takes_groups
 from memlab.tracing.tracker import Tracker, record_fake
-from tests.models import linear
+from tests.models import linear, made_of
 from tests.script_parts import assert_same
 
 transformers = pytest.importorskip("transformers", reason="needs memlab[zoo]")
@@ -98,11 +98,10 @@ def test_every_part_of_a_model_is_set():
     tower = {key: value for key, value in SIZES.items() if key != "vocab_size"}
     vision = {**tower, "image_size": 16, "patch_size": 8}
     clip = transformers.CLIPConfig(text_config=SIZES, vision_config=vision)
-    of_two = Workload(
-        name="clip",
-        build_model=lambda: transformers.CLIPModel(clip),
-        make_batch=lambda n: (torch.randint(32, (n, 8)), torch.randn(n, 3, 16, 16)),
-        compute_loss=lambda model, batch: model(*batch, return_loss=True).loss,
+    of_two = made_of(
+        lambda: transformers.CLIPModel(clip),
+        lambda n: (torch.randint(32, (n, 8)), torch.randn(n, 3, 16, 16)),
+        lambda model, batch: model(*batch, return_loss=True).loss,
     )
     adapted = workloads.finetune("llama-tiny", base="fp32", tokens=8)
     for workload in (of_two, adapted):
@@ -151,17 +150,18 @@ def test_kernels_of_cards_are_refused_where_they_do_not_run(attention):
     every.check(config, torch.device("cuda"), cards.find("h200"))
 
 
-def test_compiled_kernels_need_a_card_of_volta_or_newer():
-    config = StepConfig(attention="flex_attention")
-    with pytest.raises(UnsupportedError, match=r"no kernels for .*P100.*use attention='sdpa'"):
-        every.check(config, torch.device("cuda"), cards.find("p100"))
-    every.check(config, torch.device("cuda"), cards.find("t4"))
-
-
-def test_flash_attn_needs_a_card_of_ampere_or_newer():
-    config = StepConfig(attention="flash_attention_2")
-    with pytest.raises(UnsupportedError, match=r"no kernels for Tesla T4.*use attention='sdpa'"):
-        every.check(config, torch.device("cuda"), cards.find("t4"))
+@pytest.mark.parametrize(
+    ("attention", "card", "said", "newer"),
+    [
+        ("flex_attention", "p100", ".*P100", "t4"),
+        ("flash_attention_2", "t4", "Tesla T4", "h200"),
+    ],
+)
+def test_kernels_need_a_card_that_is_new_enough(attention, card, said, newer):
+    config = StepConfig(attention=attention)
+    with pytest.raises(UnsupportedError, match=rf"no kernels for {said}.*use attention='sdpa'"):
+        every.check(config, torch.device("cuda"), cards.find(card))
+    every.check(config, torch.device("cuda"), cards.find(newer))
 
 
 def test_eager_attention_that_nobody_has_chosen_is_told():

@@ -16,7 +16,8 @@ from memlab.memory.meter import Meter, record
 from memlab.techniques.batches import map_tensors, moved, tensors_of
 from memlab.techniques.script import script
 from memlab.techniques.step import build_step, set_seed
-from tests.predictions import predicted
+from tests.models import made_of
+from tests.predictions import assert_predicted, predicted
 
 FEATURES = 16
 
@@ -163,10 +164,8 @@ def test_micro_batches_give_the_gradient_of_the_undivided_batch(make):
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_prediction_is_as_measured(make, steps):
     config = StepConfig(batch_size=5, accumulation_steps=steps)
-    measured, found = here(make(), config), predicted(config, "cpu", make())
-    assert found.outcome == "ok", found.message
+    found, measured = assert_predicted(make(), config)
     assert found.peak_by_category == measured.peak_by_category
-    assert found.peak_allocated_bytes == measured.peak_allocated_bytes
 
 
 class SharingGraphs(Graphs):
@@ -187,8 +186,7 @@ def make_sharing_graphs(n):
 
 def test_tables_that_copies_of_an_object_share_are_foreseen():
     config = StepConfig(batch_size=5)
-    measured = here(graphs(make_batch=make_sharing_graphs), config)
-    found = predicted(config, "cpu", graphs(make_batch=make_sharing_graphs))
+    found, measured = assert_predicted(graphs(make_batch=make_sharing_graphs), config)
     assert measured.peak_by_category["inputs"] > 8000
     assert found.peak_by_category == measured.peak_by_category
 
@@ -231,11 +229,10 @@ def test_errors_say_what_to_do(workload, words):
 
 
 def test_a_batch_that_ignores_its_size_is_still_refused():
-    fixed = Workload(
-        name="fixed",
-        build_model=lambda: nn.Linear(4, 1),
-        make_batch=lambda n: (torch.ones(3, 4), torch.ones(3, 1)),
-        compute_loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+    fixed = made_of(
+        lambda: nn.Linear(4, 1),
+        lambda n: (torch.ones(3, 4), torch.ones(3, 1)),
+        lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
     )
     with pytest.raises(WorkloadError, match=r"make_batch.n. must use its n.*count_samples"):
         build_step(fixed, StepConfig(batch_size=4), "cpu")

@@ -17,6 +17,7 @@ from memlab.cost_model.measured_runs import MeasuredRun, read_run, write_run
 from memlab.prediction import check_against_runs as checking
 from memlab.prediction.check_against_runs import Attempt, check_against_runs
 from memlab.runtime.same_step import recall
+from tests.models import made_of
 
 PEAK = 1000
 
@@ -134,11 +135,9 @@ def test_a_run_of_the_future_discards_nothing(predict):
 
 
 def line(width):
-    return Workload(
-        name="line",
-        build_model=lambda: torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU()),
-        make_batch=lambda n: torch.ones(n, width),
-        compute_loss=lambda model, batch: model(batch).square().mean(),
+    return made_of(
+        lambda: torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU()),
+        lambda n: torch.ones(n, width),
     )
 
 

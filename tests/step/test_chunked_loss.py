@@ -1,8 +1,6 @@
 """The chunked loss against PyTorch's own cross entropy, its bytes against the allocator."""
 
 import dataclasses
-import re
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,47 +8,39 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import memlab
-from memlab import MemlabError, Outcome, StepConfig, Workload
+from memlab import MemlabError, Outcome, StepConfig
 from memlab.techniques.loss import chunked_loss
 from memlab.techniques.loss.logits import ChunkedHead, LazyLogits
-from memlab.techniques.step import build_step, set_seed
-from memlab.techniques.technique import Setup
+from memlab.techniques.step import build_step
 from memlab.workloads.language import Gpt, Lstm
-from tests.loss_parts import CLASSES, FEATURES, GPT, LOSSES, Head, labels_of
-from tests.models import blocks, ignored_labels, run_gradients
+from tests.loss_parts import (
+    CLASSES,
+    FEATURES,
+    GPT,
+    LOSSES,
+    NO_HEAD,
+    UNUSED,
+    Head,
+    assert_same_loss,
+    labels_of,
+)
+from tests.models import blocks, ignored_labels, made_of, run_gradients
 
 
-def plain_and_chunked(loss, hidden, labels, num_chunks=3, bias=True):
-    """Return loss and gradients (hidden, weight, bias) of a plain head and of a chunked one."""
-    found = []
-    for chunked in (False, True):
-        torch.manual_seed(0)
-        model = Head(loss, bias)
-        if chunked:
-            chunked_loss.apply(model, num_chunks)
-        given = hidden.clone().requires_grad_()
-        value = model(given, labels)
-        (3.0 * value).backward()  # as a loss scale does
-        found.append([value, given.grad, *(p.grad for p in model.parameters())])
-    return found
+def chunked(num_chunks=3):
+    return lambda model: chunked_loss.apply(model, num_chunks)
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("ignored", [False, True])
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss_and_gradients_are_those_of_pytorch(name, ignored, bias):
-    hidden, labels = torch.randn(4, 5, FEATURES), labels_of((4, 5), ignored)
-    plain, chunked = plain_and_chunked(LOSSES[name], hidden, labels, bias=bias)
-    for found, expected in zip(chunked, plain, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert_same_loss(LOSSES[name], chunked(), labels_of((4, 5), ignored), bias)
 
 
 @pytest.mark.parametrize("num_chunks", [1, 2, 7, 20, 1000])
 def test_any_number_of_chunks_gives_the_same(num_chunks):
-    hidden, labels = torch.randn(4, 5, FEATURES), labels_of((4, 5), ignored=True)
-    plain, chunked = plain_and_chunked(LOSSES["mean"], hidden, labels, num_chunks)
-    for found, expected in zip(chunked, plain, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert_same_loss(LOSSES["mean"], chunked(num_chunks), labels_of((4, 5), ignored=True))
 
 
 def test_only_what_needs_a_gradient_gets_one():
@@ -85,22 +75,12 @@ def test_what_needs_whole_logits_is_refused(name):
 
 
 def test_a_model_without_a_head_or_a_loss_is_refused():
-    no_head = Workload(
-        name="conv",
-        build_model=lambda: nn.Conv1d(2, 3, 1),
-        make_batch=lambda n: torch.randn(n, 2, 5),
-        compute_loss=lambda model, x: model(x).mean(),
-    )
     with pytest.raises(MemlabError, match=r"Conv1d has no nn\.Linear"):
-        build_step(no_head, StepConfig(loss_chunks=2), "cpu")
+        build_step(NO_HEAD, StepConfig(loss_chunks=2), "cpu")
     with pytest.raises(MemlabError, match="compile=False"):
         build_step(blocks(), StepConfig(loss_chunks=2, compile=True), "cpu")
-    unused = dataclasses.replace(
-        no_head, build_model=lambda: nn.ModuleList([nn.Conv1d(2, 3, 1), nn.Linear(3, 4)]),
-        compute_loss=lambda model, x: model[0](x).mean(),
-    )  # fmt: skip
     with pytest.raises(MemlabError, match=r"the output of 1, .* was not used in a cross"):
-        build_step(unused, StepConfig(loss_chunks=2), "cpu")()
+        build_step(UNUSED, StepConfig(loss_chunks=2), "cpu")()
     squared = memlab.measure(
         dataclasses.replace(blocks(), compute_loss=lambda m, b: m(b[0]).square().mean()),
         StepConfig(loss_chunks=2), device="cpu", isolate=False, repeats=1,
@@ -145,11 +125,8 @@ def test_a_model_that_computes_its_own_loss_is_chunked(name):
         labels[:, :3] = -100
         return model(input_ids=tokens, labels=labels).loss
 
-    workload = Workload(
-        name=name,
-        build_model=lambda: models_own_loss(name),
-        make_batch=lambda n: torch.randint(300, (n, 12)),
-        compute_loss=loss,
+    workload = made_of(
+        lambda: models_own_loss(name), lambda n: torch.randint(300, (n, 12)), loss, name=name
     )
     # dropout draws the same numbers: the head draws none
     plain = run_gradients(workload, StepConfig(batch_size=3))
@@ -209,17 +186,6 @@ def test_logits_are_never_whole_and_the_prediction_knows(spec):
     assert peaks[8] < 0.6 * peaks[1]
 
 
-@pytest.mark.slow
-def test_it_is_predicted_for_cards():
-    config = StepConfig(batch_size=16)
-    plain = memlab.predict(GPT.workload("gpt"), config, device="h200")
-    chunked = memlab.predict(
-        GPT.workload("gpt"), dataclasses.replace(config, loss_chunks=8), device="h200"
-    )
-    logits = 16 * 32 * 2000 * 4
-    assert plain.peak_allocated_bytes - chunked.peak_allocated_bytes >= 1.5 * logits
-
-
 def test_logits_say_what_they_are_without_being_made():
     linear = nn.Linear(FEATURES, CLASSES)
     with torch.autocast("cpu", torch.bfloat16):
@@ -230,32 +196,3 @@ def test_logits_say_what_they_are_without_being_made():
     assert (logits.size(-1), logits.numel(), logits.dim()) == (CLASSES, 20 * CLASSES, 3)
     assert logits.float().transpose(1, 2).shape == (4, CLASSES, 5)
     assert logits.unsqueeze(0).squeeze(0)[1:, ..., :].shape == (3, 5, CLASSES)
-
-
-def test_the_source_trains_as_the_step_does():
-    config = StepConfig(batch_size=4, loss_chunks=5)
-    cpu = torch.device("cpu")
-    found = chunked_loss.source(Setup(config=config, device=cpu))
-    lines = [*found.imports, *found.functions, *found.model]
-    text = "\n".join(lines)
-    assert not re.search(r"\bmemlab\b", text)
-    set_seed(0)
-    model = GPT.build().train()
-    scope = {"model": model, "__name__": "script"}
-    exec(text, scope)
-    set_seed(0)
-    workload = GPT.workload("gpt")
-    batch = workload.make_batch(4)
-    set_seed(0)
-    loss = workload.compute_loss(model, batch)
-    loss.backward()
-    expected = run_gradients(workload, config)
-    for name, parameter in model.named_parameters():
-        assert torch.equal(parameter.grad, expected[name]), name
-    assert chunked_loss.source(Setup(config=StepConfig(), device=cpu)) == type(found)()
-
-
-def test_an_output_object_may_carry_the_logits():
-    logits = ChunkedHead(nn.Linear(FEATURES, CLASSES), 2)(torch.randn(4, 5, FEATURES))
-    output = SimpleNamespace(logits=logits)
-    assert cross_entropy(output.logits[:, :-1].flatten(0, 1), labels_of((4, 4)).flatten()) > 0

@@ -1,4 +1,4 @@
-"""Channels last: where it is put, that gradients stay, and that predictions follow."""
+"""How memory is laid out: channels last in tensors, expandable segments in the allocator."""
 
 import dataclasses
 
@@ -6,10 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from memlab import StepConfig, Workload, measure, predict, verify, workloads
+import memlab
+from memlab import Outcome, StepConfig, Workload, measure, predict, verify, workloads
+from memlab._util.units import MIB
 from memlab.errors import UnsupportedError
+from memlab.techniques.script import script
 from memlab.techniques.step import build_step
-from tests.models import linear
+from tests.models import linear, made_of
 
 LAST = StepConfig(batch_size=8, channels_last=True)
 
@@ -22,12 +25,7 @@ def convolutions(dimensions: int = 2, channels: int = 24) -> Workload:
         layers = [kind(channels, channels, 3, padding=1) for _ in range(3)]
         return nn.Sequential(*(layer for conv in layers for layer in (conv, nn.ReLU())))
 
-    return Workload(
-        name="convolutions",
-        build_model=build,
-        make_batch=lambda n: torch.randn(n, channels, *[size] * dimensions),
-        compute_loss=lambda model, x: model(x).square().mean(),
-    )
+    return made_of(build, (channels, *[size] * dimensions))
 
 
 @pytest.mark.parametrize(
@@ -70,3 +68,30 @@ def test_the_prediction_is_what_is_measured():
 def test_a_model_without_convolutions_is_refused_by_name():
     with pytest.raises(UnsupportedError, match=r"channels_last=True does nothing for Linear"):
         build_step(linear(), LAST, "cpu")
+
+
+# expandable segments
+
+
+@pytest.mark.slow
+def test_less_is_reserved_and_the_same_allocated():
+    workload = memlab.workloads.get("gpt-small")
+    plain = memlab.predict(workload, StepConfig(batch_size=24), "t4")
+    paged = memlab.predict(workload, StepConfig(batch_size=24, expandable_segments=True), "t4")
+    assert paged.outcome is Outcome.OK
+    assert paged.peak_allocated_bytes <= plain.peak_allocated_bytes
+    assert paged.peak_reserved_bytes < plain.peak_reserved_bytes
+    # one page of each pool is all that a growing segment can leave over, and holes between blocks
+    assert paged.peak_reserved_bytes - paged.peak_allocated_bytes < 64 * MIB
+
+
+def test_a_cpu_has_no_segments():
+    workload = memlab.workloads.get("vit-digits")
+    result = memlab.measure(workload, StepConfig(expandable_segments=True), "cpu")
+    assert result.outcome is Outcome.UNSUPPORTED
+    assert "no caching allocator" in result.message
+
+
+def test_a_script_sets_them_before_the_model_is_built():
+    text = script(StepConfig(expandable_segments=True), "cuda")
+    assert text.index("expandable_segments:True") < text.index("build_model()")

@@ -15,6 +15,7 @@ import memlab
 from memlab import StepConfig, Workload
 from memlab.errors import UnsupportedError
 from memlab.techniques.step import build_step
+from tests.predictions import assert_predicted
 
 CONFIG = StepConfig(batch_size=8)
 CLASSES = torch.tensor([1.0, 2.0, 3.0, 4.0])
@@ -112,8 +113,7 @@ LOSSES = {
 @pytest.mark.parametrize("holder", LOSSES)
 def test_a_teacher_and_class_weights_count_and_move(holder):
     workload = workload_of(LOSSES[holder])
-    measured = memlab.measure(workload, CONFIG, "cpu", isolate=False, repeats=1, warmup=0)
-    predicted = memlab.predict(workload, CONFIG, "cpu")
+    predicted, measured = assert_predicted(workload, CONFIG)
     card = memlab.predict(workload, CONFIG, "rtx-4060")
 
     assert measured.peak_by_category["parameters"] == PARAMETER_BYTES + TEACHER_BYTES
@@ -232,8 +232,7 @@ def test_what_a_loss_brings_trains_as_in_plain_pytorch_and_the_persons_own_stays
 @pytest.mark.parametrize("name", OWN_STATE)
 def test_a_loss_with_a_state_of_its_own_is_measured_as_predicted_and_verified(name):
     workload = workload_of(OWN_STATE[name]())
-    measured = memlab.measure(workload, CONFIG, "cpu", isolate=False, repeats=1, warmup=0)
-    predicted = memlab.predict(workload, CONFIG, "cpu")
+    predicted, measured = assert_predicted(workload, CONFIG)
     assert predicted.peak_by_category == measured.peak_by_category
 
     report = memlab.verify(workload, StepConfig(batch_size=8, accumulation_steps=2), "cpu")

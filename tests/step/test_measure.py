@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from memlab import MemlabError, StepConfig, StepResult, Workload, measure, to_frame, workloads
+from memlab import MemlabError, StepConfig, StepResult, measure, to_frame, workloads
 from memlab.devices.here import resolve_device
 from memlab.memory import cuda, meter
 from memlab.memory.cuda import Peaks
@@ -56,13 +56,17 @@ def test_the_last_loss_is_that_of_the_updates_before_it():
     assert third < first  # three updates on one batch
 
 
-def test_a_nan_loss_is_ok_and_not_finite():
-    def nan_loss(model, x):
-        return model(x).mean() * math.nan
+@pytest.mark.parametrize("precision", ["as-built", "fp16-mixed"])
+def test_a_nan_loss_is_ok_and_not_finite(precision):
+    def nan_loss(model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1]) * math.nan
 
-    result = here(dataclasses.replace(linear(), compute_loss=nan_loss), repeats=1)
-    assert (result.outcome, result.finite) == ("ok", False)
+    workload = dataclasses.replace(blocks(), compute_loss=nan_loss)
+    result = here(workload, StepConfig(precision=precision), repeats=1)
+    assert (result.outcome, result.finite) == ("ok", False), result.message
     assert "not finite" in result.message
+    has_state = not any("no optimizer state" in note for note in result.notes)
+    assert has_state == (precision == "as-built")
 
 
 def test_an_error_of_the_model_is_an_outcome_that_names_the_module():
@@ -154,30 +158,6 @@ def test_fp16_updates_that_overflow_are_counted_out():
     assert result.peak_by_category["optimizer_state"] > 0
 
 
-@pytest.mark.slow
-def test_accumulation_lowers_the_peak_at_the_same_batch():
-    peaks = [
-        here(blocks(width=64), StepConfig(batch_size=512, accumulation_steps=n), repeats=1)
-        for n in (1, 4)
-    ]
-    assert peaks[1].peak_allocated_bytes < 0.6 * peaks[0].peak_allocated_bytes
-
-
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ({"repeats": 0}, "repeats=0"),
-        ({"warmup": -1}, "warmup=-1"),
-        ({"seed": "x"}, "seed='x'"),
-        ({"timeout_seconds": 0}, "timeout_seconds=0"),
-        ({"memory_limit": "2 apples"}, "memory_limit='2 apples'"),
-    ],
-)
-def test_what_is_knowable_raises_in_the_caller(options, word):
-    with pytest.raises(MemlabError, match=word):
-        here(linear(), **options)
-
-
 def test_a_device_that_is_not_here_lists_what_is():
     for name in ("h200", "cuda:99", "mps", "tpu"):
         with pytest.raises(MemlabError) as caught:
@@ -185,13 +165,6 @@ def test_a_device_that_is_not_here_lists_what_is():
         assert f"device={name!r}" in str(caught.value)
         assert "'cpu'" in str(caught.value)
     assert resolve_device("cpu:0") == torch.device("cpu")
-
-
-def test_what_is_no_workload_or_config_is_said():
-    with pytest.raises(MemlabError, match="Workload"):
-        measure(nn.Linear(1, 1), StepConfig())
-    with pytest.raises(MemlabError, match="StepConfig"):
-        measure(linear(), {"batch_size": 8})
 
 
 def test_a_frame_has_one_row_a_result():
@@ -246,16 +219,6 @@ def test_the_zoo_runs_and_nets_to_zero(name):
     assert again.peak_by_category == result.peak_by_category
 
 
-def test_the_workload_may_be_anything_that_keeps_the_contract():
-    workload = Workload(
-        name="tiny",
-        build_model=lambda: nn.Linear(1, 1),
-        make_batch=lambda n: torch.ones(n, 1),
-        compute_loss=lambda model, x: model(x).sum() / len(x),
-    )
-    assert here(workload, StepConfig(batch_size=1), repeats=1).outcome == "ok"
-
-
 def test_tensors_that_the_workload_holds_are_counted():
     samples = torch.randn(64, 300)
     workload = dataclasses.replace(linear(), make_batch=lambda n: samples[:n])
@@ -284,16 +247,6 @@ def test_a_complex_buffer_stays_complex():
     result = here(dataclasses.replace(linear(), build_model=Rotates), repeats=1)
     assert result.outcome == "ok", result.message
     assert result.peak_by_category["buffers"] == 8 * 8
-
-
-def test_a_nan_loss_is_ok_in_fp16_too():
-    def nan_loss(model, batch):
-        return nn.functional.cross_entropy(model(batch[0]), batch[1]) * math.nan
-
-    workload = dataclasses.replace(blocks(), compute_loss=nan_loss)
-    result = here(workload, StepConfig(precision="fp16-mixed"), repeats=1)
-    assert (result.outcome, result.finite) == ("ok", False), result.message
-    assert any("no optimizer state" in note for note in result.notes)
 
 
 def test_a_lazy_module_is_refused_with_a_remedy():
@@ -351,17 +304,3 @@ def test_the_limit_of_a_build_says_what_the_build_needs():
     message = here(dataclasses.replace(linear(), build_model=build), memory_limit="1MiB").message
     assert "this run needs 4.00 MiB of allocated memory" in message
     assert "batch_size" not in message
-
-
-@pytest.mark.parametrize(
-    ("call", "word"),
-    [
-        (lambda: here(linear(), memory_limit="9" * 400), "memory_limit"),
-        (lambda: here(linear(), seed=2**70), "seed"),
-        (lambda: measure(linear(), StepConfig(), 1.5), "device"),
-        (lambda: StepConfig(memory_budget=10**400), "memory_budget"),
-    ],
-)
-def test_huge_and_odd_values_are_named(call, word):
-    with pytest.raises(MemlabError, match=word):
-        call()

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from memlab import StepConfig, Workload, measure
+from memlab import StepConfig, measure
 from memlab.memory.meter import Meter, record
 from memlab.techniques.optimizers.optimizers import states_of
 from memlab.trace import Phase
-from tests.models import IN, OUT, linear
+from tests.models import IN, OUT, linear, made_of
 
 CPU = torch.device("cpu")
 SGD = StepConfig(batch_size=16, optimizer="sgd")
@@ -110,18 +110,6 @@ def test_the_meter_keeps_no_failed_frame_alive():
     assert trace.leftover_bytes == 0
 
 
-@pytest.mark.slow
-def test_adamw_holds_two_states_a_parameter_and_sgd_none():
-    weight = 4 * IN * OUT
-    steps = 4  # AdamW keeps its step count in one float a parameter
-    plain = measured(linear(), SGD)
-    for optimizer, state in [("adamw", 2 * weight + steps), ("adam", 2 * weight + steps),
-                             ("sgd-momentum", weight)]:  # fmt: skip
-        result = measured(linear(), dataclasses.replace(SGD, optimizer=optimizer))
-        assert result.peak_by_category["optimizer_state"] == state, optimizer
-        assert result.first_step_peak_bytes >= plain.first_step_peak_bytes
-
-
 def test_bf16_halves_weights_and_states():
     fp32 = measured(linear(), StepConfig()).peak_by_category
     bf16 = measured(linear(), StepConfig(precision="bf16")).peak_by_category
@@ -135,12 +123,7 @@ def test_tied_weights_count_once():
         model[1].weight = model[0].weight
         return model
 
-    workload = Workload(
-        name="tied",
-        build_model=build,
-        make_batch=lambda n: torch.randn(n, 50),
-        compute_loss=lambda model, x: model(x).mean(),
-    )
+    workload = made_of(build, (50,), lambda model, x: model(x).mean())
     assert measured(workload, SGD).peak_by_category["parameters"] == 4 * 50 * 50
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from memlab import StepConfig, Workload, measure, verify
+from memlab import StepConfig, measure, verify
 from memlab.devices.cards import resolve
 from memlab.errors import UnsupportedError
 from memlab.prediction.predict import predict_in_process
@@ -16,7 +16,7 @@ from memlab.techniques.optimizers import optimizers
 from memlab.techniques.optimizers.optimizer_in_backward import InBackward
 from memlab.techniques.step import build_step, set_seed
 from memlab.trace import CATEGORIES, PHASES, Category, Phase
-from tests.models import IN, OUT, blocks, linear
+from tests.models import IN, OUT, blocks, linear, made_of
 from tests.predictions import WIDTH, predicted, wide
 
 LARGEST = 4 * WIDTH * WIDTH  # bytes of a weight of the blocks
@@ -48,6 +48,10 @@ def trained(config, workload, updates=3):
 
 
 PLAIN = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=1e-3),
+    "sgd-momentum": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-3),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
     "adafactor": torch.optim.Adafactor,  # at its own rate
     "adamw foreach": lambda p: torch.optim.AdamW(p, lr=1e-3, foreach=True),
     "adamw fused": lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
@@ -61,16 +65,19 @@ def test_each_trains_as_torch_does(name):
     config = StepConfig(
         batch_size=4, optimizer=optimizer, optimizer_implementation=implementation or "default"
     )
-    losses, step = trained(config, linear())
+    losses, step = trained(config, linear(), updates=4)
     set_seed(0)
     model = nn.Linear(IN, OUT, bias=False)
     plain = PLAIN[name](model.parameters())
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(plain, T_max=1000)
     for loss in losses:
         set_seed(0)
         expected = model(torch.randn(4, IN)).square().mean()
         expected.backward()
         plain.step()
         plain.zero_grad()
+        if name == "sgd-momentum":
+            schedule.step()
         assert loss == expected.item()
     assert torch.equal(step.model.weight, model.weight)
 
@@ -102,12 +109,7 @@ class Tied(nn.Module):
 
 
 def tied(use_reentrant=None):
-    return Workload(
-        name="tied",
-        build_model=lambda: Tied(use_reentrant),
-        make_batch=lambda n: torch.randn(n, 8),
-        compute_loss=lambda model, x: model(x).square().mean(),
-    )
+    return made_of(lambda: Tied(use_reentrant), (8,))
 
 
 @pytest.mark.parametrize("use_reentrant", [None, False])
@@ -159,7 +161,10 @@ def test_the_states_are_those_that_can_be_counted():
     found = {
         name: most(measured(StepConfig(batch_size=4, **fields), linear()), Category.OPTIMIZER_STATE)
         for name, fields in {
+            "adam": {"optimizer": "adam"},
             "adamw": {},
+            "sgd": {"optimizer": "sgd"},
+            "sgd-momentum": {"optimizer": "sgd-momentum"},
             "adafactor": {"optimizer": "adafactor"},
             "master": {"optimizer": "sgd", "precision": "bf16-master"},
             "master adamw": {"precision": "bf16-master"},
@@ -167,7 +172,10 @@ def test_the_states_are_those_that_can_be_counted():
         }.items()
     }
     assert found == {
+        "adam": 2 * matrix + 4,
         "adamw": 2 * matrix + 4,
+        "sgd": 0,
+        "sgd-momentum": matrix,
         "adafactor": factors,
         "master": matrix,
         "master adamw": 3 * matrix + 4,
@@ -313,12 +321,7 @@ def test_8_bit_states_of_complex_weights_are_refused_wherever_the_step_is_built(
         return model
 
     workload, config = (
-        Workload(
-            name="complex",
-            build_model=build,
-            make_batch=lambda n: torch.randn(n, IN),
-            compute_loss=lambda model, x: model(x).square().mean() + model.turn.abs().mean(),
-        ),
+        made_of(build, (IN,), lambda model, x: model(x).square().mean() + model.turn.abs().mean()),
         StepConfig(batch_size=8, optimizer="adamw-8bit"),
     )
     found = predicted(config, workload=workload)

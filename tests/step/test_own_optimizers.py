@@ -27,6 +27,7 @@ from memlab.techniques import every
 from memlab.techniques.optimizers.optimizers import Lion
 from memlab.techniques.optimizers.own import Several
 from memlab.techniques.step import build_step, set_seed
+from tests import predictions
 from tests.models import blocks
 from tests.predictions import FEW_BYTES, predicted
 
@@ -158,10 +159,7 @@ def mixed():
 
 
 def assert_predicted(workload, config):
-    found = predicted(config, workload=workload)
-    real = measure(workload, config, "cpu", repeats=1, isolate=False)
-    assert found.outcome == real.outcome == "ok", (found.message, real.message)
-    assert found.peak_allocated_bytes == real.peak_allocated_bytes
+    found, real = predictions.assert_predicted(workload, config)
     # where a first step makes its counters is a matter of a few bytes
     assert abs(found.first_step_peak_bytes - real.first_step_peak_bytes) <= FEW_BYTES
 
@@ -484,9 +482,3 @@ def test_a_checkpoint_of_a_state_in_lists_is_refused_by_name(tmp_path):
     step(workload.make_batch(8))
     with pytest.raises(UnsupportedError, match=r"state\['factors'\] is a list"):
         step.save(tmp_path)
-
-
-@pytest.mark.parametrize(("kind", "held"), [("sgd", "the learning rate"), (half_rate, "the param")])
-def test_a_script_says_what_the_optimizer_around_those_in_backward_holds(kind, held):
-    config = StepConfig(batch_size=8, optimizer=kind, optimizer_in_backward=True)
-    assert f"# it holds {held}" in export_script(with_own(None), config, "cpu")

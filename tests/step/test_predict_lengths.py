@@ -15,7 +15,7 @@ from memlab.memory.replay import AllocatorSettings, replay
 from memlab.search.length_curve import runs_same, size_model_of
 from memlab.search.lengths import predict_lengths
 from tests.figure_parts import texts_of
-from tests.models import linear
+from tests.models import linear, made_of
 
 CARD, MOST = "rtx-4060", 512
 LENGTHS = [20, 33, 64, 100, 101, 130, 200, 257, 256, 300, 380, 511]
@@ -213,11 +213,11 @@ def by_turns(length=8):
             x = model(x)
         return x.square().mean()
 
-    return Workload(
+    return made_of(
+        lambda: nn.Linear(8, 8),
+        (8,),
+        loss,
         name="turns",
-        build_model=lambda: nn.Linear(8, 8),
-        make_batch=lambda n: torch.randn(n, 8),
-        compute_loss=loss,
         sample_size=SampleSize(
             name="turns", unit="turns", value=length, offered=(4, 8), make_workload=by_turns
         ),
@@ -257,11 +257,10 @@ def padded(length=64, multiple=300):
     def loss(model, x):
         return model(nn.functional.pad(x, (0, 0, 0, size - length))).square().mean()
 
-    return memlab.Workload(
-        name="padded",
-        build_model=lambda: nn.Linear(16, 16),
-        make_batch=lambda n: torch.ones(n, length, 16),
-        compute_loss=loss,
+    return made_of(
+        lambda: nn.Linear(16, 16),
+        lambda n: torch.ones(n, length, 16),
+        loss,
         sample_size=memlab.SampleSize(
             name="length", unit="tokens", value=length, offered=(64, 128), make_workload=padded
         ),

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
-from memlab import StepConfig, Workload, measure, verify
+from memlab import StepConfig, Workload, verify
 from memlab.errors import UnsupportedError, WorkloadError
 from memlab.integrations.export import export_script
 from memlab.runtime.updates import run_updates
 from memlab.techniques.step import build_step, set_seed
-from tests.predictions import FEW_BYTES, predicted
+from tests.predictions import FEW_BYTES, assert_predicted, predicted
 
 NOISE, WIDTH = 4, 32
 
@@ -149,10 +149,7 @@ CASES = {
 )
 def test_several_losses_are_predicted_to_the_byte(name, fields):
     config = StepConfig(batch_size=16, **fields)
-    found = predicted(config, workload=CASES[name])
-    real = measure(CASES[name], config, "cpu", repeats=1, isolate=False)
-    assert found.outcome == real.outcome == "ok", (found.message, real.message)
-    assert abs(found.peak_allocated_bytes - real.peak_allocated_bytes) <= FEW_BYTES
+    assert_predicted(CASES[name], config, within=FEW_BYTES)
     assert predicted(config, "h200", CASES[name]).outcome == "ok"
 
 

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, linear
 
 import memlab
 from memlab import StepConfig, Workload
-from memlab.errors import ConfigError, UnsupportedError
+from memlab.errors import UnsupportedError
 from memlab.techniques import meta_init
 from memlab.techniques.checkpointing import checkpointing
 from memlab.techniques.optimizers.weight_formats import round_at_random
@@ -151,12 +151,6 @@ def test_rungs_may_come_from_a_generator_and_need_those_before_them():
         "recompute-all",
         "keep-matmuls",
     ]
-
-
-@pytest.mark.parametrize("rungs", [{"optimizer": "sgd"}, "sgd", 3, [None], [("optimizer", "sgd")]])
-def test_rungs_of_another_kind_are_refused_with_what_is_allowed(rungs):
-    with pytest.raises(ConfigError, match="list of dicts"):
-        memlab.ladder(workload(lambda: nn.Linear(SIZE, SIZE)), rungs, device="t4")
 
 
 def test_a_copy_of_a_checkpointed_model_runs_its_own_weights():

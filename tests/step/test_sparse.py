@@ -7,7 +7,7 @@ import torch
 
 import memlab
 from memlab import Outcome, StepConfig, Workload
-from tests.models import blocks
+from tests.models import blocks, made_of
 from tests.predictions import error_of, predicted
 
 TOKENS, PER_SAMPLE, WIDTH = 300, 6, 32
@@ -173,11 +173,10 @@ def test_sparse_data_is_refused_in_a_sentence(layout, is_buffer):
         def forward(self, x, edges=None):
             return torch.sparse.mm(self.adjacency if is_buffer else edges, self.layer(x))
 
-    made = Workload(
-        name="graph",
-        build_model=Graph,
-        make_batch=lambda n: (torch.randn(8, 4), *(() if is_buffer else (adjacency(),))),
-        compute_loss=lambda model, batch: model(*batch).mean(),
+    made = made_of(
+        Graph,
+        lambda n: (torch.randn(8, 4), *(() if is_buffer else (adjacency(),))),
+        lambda model, batch: model(*batch).mean(),
         count_samples=lambda batch: 1,
         split_batch=lambda batch, sizes: [batch],
     )

@@ -1,17 +1,24 @@
 """The step against gradients of the undivided batch and of plain PyTorch loops."""
 
 import dataclasses
+import os
+import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from memlab import MemlabError, StepConfig, Workload
-from memlab.errors import UnsupportedError
+import memlab
+from memlab import MemlabError, StepConfig, training_step
+from memlab.techniques import checkpoints
 from memlab.techniques.step import build_step, set_seed
 from memlab.trace import Phase
-from tests.models import blocks, ignored_labels, linear, run_gradients
+from tests.models import blocks, ignored_labels, linear, made_of, run_gradients
+from tests.rank_parts import faulty
+from tests.rank_training import batches
+from tests.store_parts import Forked
 
 
 def assert_same_gradients(found, expected, tolerance=1e-6):
@@ -42,32 +49,6 @@ def test_no_loss_terms_at_all_is_refused():
     workload = dataclasses.replace(ignored_labels(), num_loss_terms=lambda batch: 0)
     with pytest.raises(MemlabError, match="num_loss_terms"):
         build_step(workload, StepConfig(), "cpu")
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "sgd-momentum", "adam", "adamw"])
-def test_training_equals_a_plain_loop(optimizer):
-    step = build_step(linear(), StepConfig(batch_size=4, optimizer=optimizer), "cpu")
-    set_seed(0)
-    model = nn.Linear(300, 200, bias=False)
-    set_seed(0)
-    batch = torch.randn(4, 300)
-    make = {
-        "sgd": lambda p: torch.optim.SGD(p, lr=1e-3),
-        "sgd-momentum": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9),
-        "adam": lambda p: torch.optim.Adam(p, lr=1e-3),
-        "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
-    }
-    plain = make[optimizer](model.parameters())
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(plain, T_max=1000)
-    for _ in range(4):
-        loss = model(batch).square().mean()
-        loss.backward()
-        plain.step()
-        plain.zero_grad()
-        if optimizer == "sgd-momentum":
-            schedule.step()
-        assert step() == loss.item()
-    assert torch.equal(step.model.weight, model.weight)
 
 
 def test_gradients_are_none_after_the_optimizer_and_phases_are_marked_in_order():
@@ -120,20 +101,6 @@ def test_fp16_mixed_scales_its_loss_and_undoes_it():
     assert scaled.norm() / step.model[-1].weight.grad.norm() == pytest.approx(2**16, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("fields", "word"),
-    [
-        ({"precision": "tf32"}, "use precision='fp32', or precision='bf16-mixed'"),
-        ({"memory_budget": 0.5}, "budget_engine='compile'"),
-    ],
-)
-def test_what_is_not_possible_here_is_unsupported_with_a_remedy(fields, word):
-    with pytest.raises(UnsupportedError) as caught:
-        build_step(linear(), StepConfig(**fields), "cpu")
-    assert word in str(caught.value)
-    assert "use" in str(caught.value)
-
-
 def test_a_budget_of_one_is_the_plain_step_whatever_the_engine():
     step = build_step(linear(), StepConfig(budget_engine="compile"), "cpu")
     assert step.run_model is step.model
@@ -183,10 +150,119 @@ def test_what_is_no_model_is_named():
 
 
 def test_a_batch_may_hold_what_is_no_tensor():
-    workload = Workload(
-        name="dict",
-        build_model=lambda: nn.Linear(3, 1),
-        make_batch=lambda n: {"x": torch.randn(n, 3), "scale": 2.0, "names": None},
-        compute_loss=lambda model, batch: (model(batch["x"]) * batch["scale"]).mean(),
+    workload = made_of(
+        lambda: nn.Linear(3, 1),
+        lambda n: {"x": torch.randn(n, 3), "scale": 2.0, "names": None},
+        lambda model, batch: (model(batch["x"]) * batch["scale"]).mean(),
     )
     assert build_step(workload, StepConfig(batch_size=5, accumulation_steps=2), "cpu")() != 0
+
+
+# `training_step` in one process: the updates of `build_step`, its checkpoints, its errors
+
+
+def test_it_trains_as_the_step_that_is_measured():
+    workload, config = blocks(), StepConfig(batch_size=6, accumulation_steps=4, max_grad_norm=1.0)
+    measured, training = build_step(workload, config, "cpu"), training_step(workload, config, "cpu")
+    set_seed(0)
+    batch = workload.make_batch(6)
+    for _ in range(3):
+        assert training(batch) == measured()
+    for ours, theirs in zip(training.model.parameters(), measured.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert training.num_updates == 3
+
+
+def test_a_smaller_batch_gives_the_gradient_of_its_mean():
+    workload, config = linear(), StepConfig(batch_size=8, accumulation_steps=4, optimizer="sgd")
+    step = training_step(workload, config, "cpu")
+    before = step.model.weight.detach().clone()
+    batch = workload.make_batch(3)
+    loss = step(batch)
+    weight = before.clone().requires_grad_()
+    expected = (batch @ weight.T).square().mean()
+    expected.backward()
+    assert loss == pytest.approx(expected.item())
+    rate = step.optimizer.param_groups[0]["lr"]
+    torch.testing.assert_close(step.model.weight.detach(), before - rate * weight.grad)
+
+
+@pytest.mark.parametrize("fields", [
+    {}, {"optimizer": "sgd-momentum"}, {"precision": "bf16-master"}, {"precision": "fp16-mixed"},
+    {"optimizer": "adafactor"}, {"optimizer_in_backward": True},
+    {"optimizer_implementation": "fused"}, {"memory_budget": 0.5},
+])  # fmt: skip
+def test_training_continues_bit_for_bit_from_a_checkpoint(tmp_path, fields):
+    workload, config = blocks(dropout=0.1), StepConfig(batch_size=4, **fields)
+    step = training_step(workload, config, "cpu")
+    data = [workload.make_batch(4) for _ in range(6)]
+    for batch in data[:3]:
+        step(batch)
+    path = step.save(tmp_path)
+    assert path.name == "update-00000003"
+    losses = [step(batch) for batch in data[3:]]
+
+    again = training_step(workload, config, "cpu", seed=9)
+    assert again.load(tmp_path) == 3
+    assert [again(batch) for batch in data[3:]] == losses
+
+
+def test_a_kill_during_a_save_loses_nothing_that_was_saved(tmp_path, monkeypatch):
+    step = training_step(faulty(), StepConfig(batch_size=8), "cpu")
+    step(batches(is_of_words=False)[0])
+    step.save(tmp_path)
+    step(batches(is_of_words=False)[1])
+
+    def die(*_, **__):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def save_and_die():
+        monkeypatch.setattr(checkpoints, "_wait", iter([lambda: None, die]).__next__())
+        monkeypatch.setattr(checkpoints, "save_state", die)
+        step.save(tmp_path)
+
+    process = Forked(save_and_die)
+    process.wait()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names[0] == "update-00000001"
+    fresh = training_step(faulty(), StepConfig(batch_size=8), "cpu")
+    assert fresh.load(tmp_path) == 1
+    # what the kill left behind is in nobody's way
+    assert step.save(tmp_path).name == "update-00000002"
+    assert fresh.load(tmp_path) == 2
+
+
+def test_a_folder_without_a_checkpoint_and_another_model_are_named(tmp_path):
+    step = training_step(blocks(), StepConfig(batch_size=4), "cpu")
+    with pytest.raises(MemlabError, match="no complete checkpoint"):
+        step.load(tmp_path / "nowhere")
+    step.save(tmp_path)
+    other = training_step(blocks(width=16), StepConfig(batch_size=4), "cpu")
+    with pytest.raises(MemlabError, match=r"another model: .* has shape"):
+        other.load(tmp_path)
+
+
+def test_batches_that_cannot_be_used_are_errors():
+    step = training_step(linear(), StepConfig(batch_size=4), "cpu")
+    with pytest.raises(MemlabError, match="no samples"):
+        step(torch.ones(0, 64))
+    pair = made_of(
+        lambda: nn.Linear(2, 2),
+        lambda n: (torch.ones(n, 2), torch.ones(n, 2)),
+        lambda model, batch: model(batch[0]).sub(batch[1]).square().mean(),
+    )
+    with pytest.raises(MemlabError, match=r"\[3, 4\] samples"):
+        training_step(pair, StepConfig(batch_size=4), "cpu")((torch.ones(3, 2), torch.ones(4, 2)))
+    with pytest.raises(MemlabError, match="torchrun"):
+        memlab.training_step(linear(), StepConfig(sharding="ddp", world_size=2), "cpu")
+
+
+def test_ranks_draw_other_numbers_once_the_model_is_built(monkeypatch):
+    found = []
+    built = SimpleNamespace(
+        sharded=object(), set_seed=found.append, model=None, optimizer=None, config=None,
+        device=None,
+    )  # fmt: skip
+    monkeypatch.setattr("memlab.integrations.training_step.build_step", lambda *_, **__: built)
+    training_step(linear(), StepConfig(batch_size=4), "cpu", seed=7)
+    assert found == [7]  # of a step, to which the part of the rank is added

@@ -3,8 +3,9 @@
 import pytest
 import torch
 from torch import nn
+from torch._functorch import partitioners
 
-from memlab import StepConfig, Workload, measure, verify
+from memlab import StepConfig, measure
 from memlab.config import CompileMode
 from memlab.errors import UnsupportedError
 from memlab.techniques import compilation, every
@@ -12,7 +13,7 @@ from memlab.techniques.accumulation import random_modules, sample_mixing_modules
 from memlab.techniques.checkpointing.blocks import find_blocks
 from memlab.techniques.step import build_step, set_seed
 from memlab.trace import CATEGORIES, Category
-from tests.models import blocks, linear, run_gradients
+from tests.models import blocks, linear, made_of, run_gradients
 
 BLOCKS = StepConfig(checkpointing="blocks")
 HALF = StepConfig(memory_budget=0.5, budget_engine="compile")
@@ -83,10 +84,7 @@ def test_a_block_that_checkpoints_itself_is_not_wrapped_twice():
         model[1].gradient_checkpointing = True
         return model
 
-    workload = Workload(
-        name="self", build_model=build, make_batch=blocks().make_batch,
-        compute_loss=blocks().compute_loss,
-    )  # fmt: skip
+    workload = made_of(build, blocks().make_batch, blocks().compute_loss, name="self")
     with pytest.raises(UnsupportedError, match="1 already checkpoints itself"):
         build_step(workload, BLOCKS, "cpu")
 
@@ -97,16 +95,6 @@ def test_modules_that_mix_samples_or_draw_numbers_are_named():
     assert random_modules(model) == ["0.4", "1.4"]
     assert random_modules(model.eval()) == []
     assert random_modules(nn.LSTM(2, 2, 2, dropout=0.5)) == [""]
-
-
-@pytest.mark.slow
-def test_a_budget_saves_memory_at_the_same_gradient():
-    workload = blocks(width=64, depth=6)
-    whole = StepConfig(batch_size=256, compile=True)
-    half = StepConfig(batch_size=256, memory_budget=0.3, budget_engine="compile")
-    kept = [most_activations(workload, config) for config in (whole, half)]
-    assert kept[1] < 0.6 * kept[0]
-    assert verify(workload, half, "cpu", isolate=False).ok
 
 
 def most_activations(workload, config):
@@ -199,20 +187,19 @@ class Nested(nn.Module):
 
 
 def refused(model, config=HALF):
-    workload = Workload(
-        name="refused",
-        build_model=lambda: model,
-        make_batch=lambda n: torch.randn(n, 16),
-        compute_loss=lambda model, x: model(x).square().mean(),
-    )
+    workload = made_of(lambda: model, (16,))
     result = measure(workload, config, "cpu", repeats=1, isolate=False)
     assert result.outcome == "unsupported"
     assert result.peak_allocated_bytes is None
     return result.message
 
 
-def test_functional_dropout_is_found_in_the_graph():
+def test_functional_dropout_is_found_in_the_graph_and_the_partitioner_put_back():
+    names = ("choose_saved_values_set", "_extract_fwd_bwd_modules", "solve_min_cut")
+    before = [getattr(partitioners, name) for name in names]
     assert "draws random numbers" in refused(FunctionalDropout())
+    assert [getattr(partitioners, name) for name in names] == before
+    assert torch._functorch.config.activation_memory_budget == 1.0
 
 
 def test_a_graph_break_names_the_module():
@@ -239,11 +226,8 @@ def test_an_unchanged_plan_is_refused_by_name():
 
 
 def test_a_model_that_the_loss_does_not_call_is_refused():
-    workload = Workload(
-        name="around",
-        build_model=lambda: Nested(nn.Linear(16, 16), nn.ReLU()),
-        make_batch=lambda n: torch.randn(n, 16),
-        compute_loss=lambda model, x: model.layers(x).mean(),
+    workload = made_of(
+        lambda: Nested(nn.Linear(16, 16), nn.ReLU()), (16,), lambda model, x: model.layers(x).mean()
     )
     result = measure(workload, HALF, "cpu", repeats=1, isolate=False)
     assert result.outcome == "unsupported"
@@ -254,19 +238,6 @@ def test_attention_without_dropout_is_not_taken_for_random():
     def build():
         return Nested(nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True))
 
-    workload = Workload(
-        name="attention",
-        build_model=build,
-        make_batch=lambda n: torch.randn(n, 6, 16),
-        compute_loss=lambda model, x: model(x).square().mean(),
-    )
+    workload = made_of(build, (6, 16))
     config = StepConfig(memory_budget=0.1, budget_engine="compile")
     assert measure(workload, config, "cpu", repeats=1, isolate=False).outcome == "ok"
-
-
-def test_the_private_hooks_of_the_partitioner_are_put_back():
-    before = torch._functorch.partitioners.choose_saved_values_set
-    refused(FunctionalDropout())
-    assert torch._functorch.partitioners.choose_saved_values_set is before
-    assert torch._functorch.config.activation_memory_budget == 1.0
-    assert compilation.backend(torch.device("cuda")) == "inductor"

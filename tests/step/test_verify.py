@@ -1,5 +1,6 @@
 """`verify` against errors planted on purpose."""
 
+import copy
 import dataclasses
 import functools
 
@@ -14,11 +15,12 @@ from torch.utils.checkpoint import (
 
 from memlab import Workload
 from memlab.config import OptimizerImplementation
+from memlab.runtime import verify
 from memlab.runtime.verify import relative_errors
 from memlab.techniques import compilation
 from memlab.techniques.checkpointing import changes
 from memlab.techniques.optimizers import optimizers
-from tests.models import blocks, ignored_labels, linear, unseen_count
+from tests.models import blocks, ignored_labels, linear, made_of, unseen_count
 from tests.verify_parts import check
 
 
@@ -53,12 +55,7 @@ def test_planted_wrong_gradients_are_caught_and_named():
             out = self.layers(x)
             return out * 2 if len(calls) > 1 else out  # the second step is another one
 
-    workload = Workload(
-        name="wrong",
-        build_model=Wrong,
-        make_batch=lambda n: torch.randn(n, 4),
-        compute_loss=lambda model, x: model(x).square().mean(),
-    )
+    workload = made_of(Wrong, (4,))
     report = check(workload, checkpointing="blocks")
     assert not report.ok
     assert report.max_relative_error == pytest.approx(3.0, rel=1e-3)  # (2x)**2 is 4 times x**2
@@ -126,12 +123,7 @@ def test_a_buffer_that_differs_is_named():
             self.calls.fill_(self.count())  # state outside, which a recompute changes again
             return self.linear(x)
 
-    workload = Workload(
-        name="counts",
-        build_model=Counts,
-        make_batch=lambda n: torch.randn(n, 4),
-        compute_loss=lambda model, x: model(x).square().mean(),
-    )
+    workload = made_of(Counts, (4,))
     report = check(workload, checkpointing="blocks", accumulation_steps=2)
     assert not report.ok
     assert report.buffers_equal is False
@@ -194,12 +186,7 @@ class Checkpointed(nn.Module):
 
 
 def noisy(**options):
-    return Workload(
-        name="noisy",
-        build_model=lambda: Checkpointed(**options),
-        make_batch=lambda n: torch.randn(n, 8),
-        compute_loss=lambda model, x: model(x).square().mean(),
-    )
+    return made_of(lambda: Checkpointed(**options), (8,))
 
 
 def test_pytorchs_wrong_gradients_of_a_compiled_budget_are_caught(monkeypatch):
@@ -252,12 +239,7 @@ def test_a_recompute_that_goes_wrong_in_the_second_update_is_caught():
         def forward(self, x):
             return self.linear(x * (1.0 if self.calls() < 2 else 2.0))
 
-    workload = Workload(
-        name="late",
-        build_model=lambda: nn.Sequential(*(Counts() for _ in range(2))),
-        make_batch=lambda n: torch.randn(n, 8),
-        compute_loss=lambda model, x: model(x).square().mean(),
-    )
+    workload = made_of(lambda: nn.Sequential(*(Counts() for _ in range(2))), (8,))
     report = check(workload, checkpointing="blocks")
     assert (report.ok, report.bitwise, report.num_updates) == (False, False, 3)
     assert report.first_different_update == 2
@@ -276,12 +258,7 @@ def test_hooks_that_pile_up_are_caught_though_no_gradient_differs(monkeypatch):
                 self.linear.register_forward_hook(lambda *_: None)
             return self.linear(x).tanh()
 
-    workload = Workload(
-        name="hooked",
-        build_model=lambda: nn.Sequential(*(Hooked() for _ in range(2))),
-        make_batch=lambda n: torch.randn(n, 8),
-        compute_loss=lambda model, x: model(x).square().mean(),
-    )
+    workload = made_of(lambda: nn.Sequential(*(Hooked() for _ in range(2))), (8,))
     assert check(workload, checkpointing="blocks").ok
     monkeypatch.setattr(changes, "_set_registries", lambda *_: None)
     report = check(workload, checkpointing="blocks")
@@ -297,3 +274,186 @@ def test_an_optimizer_that_takes_other_steps_is_caught(monkeypatch):
     report = check(blocks(), **fields)
     assert (report.ok, report.max_relative_error) == (False, 0.0)
     assert "after the update the reference step differs in weights" in report.why
+
+
+# how verify judges: rounding, losses that do not repeat, gradients that are nearly zero
+
+
+class InBackward(nn.Module):
+    """Multiplies by another factor when it is run again."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.linear, self.factor = nn.Linear(8, 8), factor
+
+    def forward(self, x):
+        is_again = torch._C._current_graph_task_id() != -1
+        return self.linear(x * self.factor if is_again else x * 1.0).tanh()
+
+
+@pytest.mark.parametrize(
+    ("precision", "factor", "ok"),
+    [
+        ("fp32", 1.0, True),
+        ("fp32", 1 + 1e-6, False),  # the step without recomputing gives the same bits twice
+        ("fp32", 1 + 1e-4, False),
+        ("bf16-mixed", 1.0, True),
+        ("bf16-mixed", 1.03, False),  # within the rounding of bf16-mixed, and not a rounding
+    ],
+)
+def test_a_recompute_that_is_not_bitwise_is_wrong_at_any_precision(precision, factor, ok):
+    workload = made_of(
+        lambda: nn.Sequential(*(InBackward(factor) for _ in range(2))), (8,), name="again"
+    )
+    report = check(workload, precision=precision, checkpointing="blocks")
+    assert report.ok is ok, report.why
+    assert report.bitwise is (factor == 1.0)
+    said = "recomputing changes no bit" if factor == 1.0 else "recomputing changes bits"
+    assert said in report.why
+    if precision == "bf16-mixed":
+        assert report.global_relative_error <= report.tolerance
+
+
+def test_a_loss_that_differs_is_caught_though_no_gradient_does():
+    def compute_loss(model, batch):
+        is_recomputed = hasattr(model[0].forward, "keeps")
+        return model(batch).square().mean() + 100.0 * is_recomputed
+
+    workload = made_of(
+        lambda: torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(2)]), (4,), compute_loss
+    )
+    report = check(workload, batch_size=2, checkpointing="blocks", checkpoint_modules="0")
+    assert not report.ok
+    assert "the loss is" in report.why
+
+
+def test_a_rounding_is_allowed_where_the_step_does_not_repeat_its_own_bits():
+    noise = unseen_count()
+
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.linear(x).tanh() * (1 + 1e-7 * (noise() % 7))
+
+    workload = made_of(lambda: nn.Sequential(*(Noisy() for _ in range(3))), (8,))
+    report = check(workload, checkpointing="blocks")
+    assert (report.ok, report.bitwise) == (True, False), report.why
+    assert "from run to run" in report.why
+
+
+def test_the_formats_that_a_model_was_built_in_say_what_is_allowed():
+    workload = dataclasses.replace(
+        blocks(),
+        build_model=lambda: blocks().build_model().bfloat16(),
+        compute_loss=lambda model, batch: nn.functional.cross_entropy(
+            model(batch[0].to(next(model.parameters()).dtype)).float(), batch[1]
+        ),
+    )
+    report = check(workload, precision="fp32")
+    assert (report.ok, report.tolerance) == (True, 5e-2), report.why
+    assert report.max_relative_error > 1e-4
+
+
+class NearlyZero(nn.Module):
+    """Gradients that are zero but for rounding: before a norm, of keys, of what softmax ignores."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.norm = nn.Linear(8, 16), nn.GroupNorm(1, 16, affine=False)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.head = nn.Linear(16, 4)
+        self.shift = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        hidden = self.norm((self.inner(x) + self.shift).flatten(0, 1)).view(*x.shape[:2], -1)
+        mixed, _ = self.attention(hidden, hidden, hidden, need_weights=False)
+        return (self.head(mixed) + self.shift).softmax(-1)
+
+
+def of_nearly_zero(loss=lambda out: out.square().mean(), **fields):
+    return Workload(
+        name="nearly zero",
+        build_model=NearlyZero,
+        make_batch=lambda n: 100 * torch.randn(n, 6, 8),
+        compute_loss=lambda model, x: loss(model(x)),
+        **fields,
+    )
+
+
+def test_gradients_that_are_rounding_are_judged_in_fp64(monkeypatch):
+    monkeypatch.setattr(verify, "TOLERANCE", 0.0)  # or the floor hides them at random
+    report = check(of_nearly_zero(), accumulation_steps=4)
+    assert report.same_as_full_batch == "yes"
+    assert "vanishes in fp64" in report.why
+
+
+def pairs(out):
+    return out.flatten(1) @ out.flatten(1).T
+
+
+@pytest.mark.parametrize(
+    ("loss", "fields", "words"),
+    [
+        (
+            lambda out: out.square().sum(),
+            {"num_loss_terms": len},
+            "terms that num_loss_terms counts",
+        ),
+        (lambda out: out.square().sum(), {}, "not a mean over the samples"),
+        (lambda out: pairs(out).square().mean(), {}, "depends on the rest of its batch"),
+        (lambda out: nn.functional.dropout(out, 0.3).square().mean(), {}, "draws random numbers"),
+    ],
+    ids=["sum with terms", "sum", "pairs", "dropout"],
+)
+def test_a_true_difference_has_a_true_reason(loss, fields, words):
+    report = check(of_nearly_zero(loss, **fields), accumulation_steps=4)
+    assert report.same_as_full_batch == "no"
+    assert words in report.why
+
+
+@pytest.mark.parametrize(("scale", "verdict"), [(1.0, "unknown"), (4.0, "no")])
+def test_a_model_that_knows_one_format_alone_is_not_guessed_about(monkeypatch, scale, verdict):
+    def loss(out):
+        return nn.functional.linear(out, torch.ones(4, 4)).square().mean() * (
+            scale if len(out) == 8 else 1.0
+        )
+
+    monkeypatch.setattr(verify, "TOLERANCE", 0.0)
+    report = check(of_nearly_zero(loss), accumulation_steps=4)
+    assert report.same_as_full_batch == verdict
+    assert ("Only fp64 would show" in report.why) is (verdict == "unknown")
+
+
+@pytest.mark.parametrize("keeps", ["a number", "a teacher"])
+def test_what_a_loss_keeps_is_the_same_for_each_run(keeps):
+    held = {}
+
+    def compute_loss(model, batch):
+        held["calls"] = held.get("calls", 0) + 1
+        out = model(batch[0])
+        if keeps == "a number":
+            return out.square().mean() * held["calls"]
+        teacher = held.setdefault("teacher", copy.deepcopy(model).requires_grad_(False))
+        with torch.no_grad():
+            for own, other in zip(teacher.parameters(), model.parameters(), strict=True):
+                own.lerp_(other, 0.1)
+        return (out - teacher(batch[0]) + 0.1).square().mean()
+
+    report = check(dataclasses.replace(blocks(), compute_loss=compute_loss), checkpointing="blocks")
+    assert report.ok
+    assert report.bitwise
+
+
+def test_a_loss_that_does_not_repeat_is_said_to_be_one():
+    count = unseen_count()
+
+    def compute_loss(model, batch):
+        return model(batch[0]).square().mean() * (1 + count())
+
+    report = check(dataclasses.replace(blocks(), compute_loss=compute_loss), checkpointing="blocks")
+    assert not report.ok
+    assert report.bitwise is None
+    assert "the reference step itself gives another result" in report.why

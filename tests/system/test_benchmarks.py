@@ -5,6 +5,9 @@ import dataclasses
 import gc
 import itertools
 import json
+import os
+import subprocess
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,20 +16,24 @@ import torch
 
 from benchmarks import (
     accuracy,
+    attacks,
     independent,
     latency,
     meter,
-    models,
     out_of_memory,
     overhead,
     peers,
     recommend,
     recommend_peers,
+    recompute,
+    recompute_checks,
     report,
     slider_moves,
     waiting,
 )
-from memlab import Outcome, StepConfig, StepResult, measure
+from benchmarks.recompute_points import BY_HAND, OURS, Point, area, dominating, judge
+from memlab import Outcome, StepConfig, StepResult, measure, predict
+from memlab.config import PRESET_POLICIES
 from memlab.techniques.step import build_step, set_seed
 from tests.models import IN, OUT, blocks, linear
 
@@ -94,20 +101,6 @@ def test_the_meters_agree_on_a_small_model():
     weight, batch = 4 * IN * OUT, 4 * 16 * IN
     assert row["memlab bytes"] > 4 * weight + batch  # weight, gradient, two moments
     assert abs(row["its error %"]) < 1
-
-
-@pytest.mark.slow
-def test_a_failing_peer_is_told_and_a_failing_meter_raises():
-    workload = linear()
-    broken = type(workload)(
-        name="broken",
-        build_model=workload.build_model,
-        make_batch=workload.make_batch,
-        compute_loss=lambda model, batch: model(batch)[:, : 1 // 0],
-    )
-    assert "ZeroDivisionError" in meter.tracker_peak(broken)
-    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        meter.independent_peak(broken)
 
 
 def test_rounds_are_paired_and_every_order_comes_equally_often():
@@ -208,6 +201,18 @@ def test_a_table_aligns_numbers_to_the_right():
     ]
 
 
+def test_accuracy_covers_the_goal_in_models_and_configs():
+    cases = accuracy.cases(quick=False)
+    assert len(cases) >= 200
+    assert len({case.workload.name for case in cases}) >= 10
+    assert len({(case.workload.name, case.config) for case in cases}) == len(cases)
+    configs = [case.config for case in cases]
+    assert {1, 2, 3} <= {config.batch_size for config in configs}
+    assert {1, 2, 3, 5} <= {config.accumulation_steps for config in configs}
+    assert {"as-built", "bf16-mixed", "bf16", "fp16-mixed"} <= {str(c.precision) for c in configs}
+    assert "blocks" in {str(config.checkpointing) for config in configs}
+
+
 def test_numbers_are_written_with_what_they_depend_on(tmp_path, capsys):
     given = report.Options(quick=True, out=tmp_path / "new" / "numbers.json")
     report.write(given, report.environment(), {"rows": [{"a": 1}]})
@@ -274,18 +279,6 @@ def test_step_times_are_judged_beyond_the_a_a_error_and_may_be_unknown():
     assert {row["goal"] for row in accuracy.judge_times(unknown)} == {"not predicted"}
 
 
-def test_accuracy_covers_the_goal_in_models_and_configs():
-    cases = accuracy.cases(quick=False)
-    assert len(cases) >= 200
-    assert len({case.workload.name for case in cases}) >= 10
-    assert len({(case.workload.name, case.config) for case in cases}) == len(cases)
-    configs = [case.config for case in cases]
-    assert {1, 2, 3} <= {config.batch_size for config in configs}
-    assert {1, 2, 3, 5} <= {config.accumulation_steps for config in configs}
-    assert {"as-built", "bf16-mixed", "bf16", "fp16-mixed"} <= {str(c.precision) for c in configs}
-    assert "blocks" in {str(config.checkpointing) for config in configs}
-
-
 @pytest.mark.slow
 def test_forks_agree_with_fresh_processes_and_say_what_was_raised():
     workload, config = linear(), StepConfig(batch_size=16)
@@ -315,16 +308,6 @@ def test_a_case_of_each_truth_is_compared():
     assert [row["truth by"] for row in rows] == ["independent", "measure"]
     assert all(abs(row["error %"]) < 0.1 for row in rows)
     assert all(abs(row["its error %"]) < 1 for row in rows)
-
-
-@pytest.mark.parametrize("name", ["depthwise", "encoder", "gru", "tied"])
-def test_a_model_of_the_benchmarks_trains(name):
-    workload = models.WORKLOADS[name]()
-    model = workload.build_model()
-    loss = workload.compute_loss(model, workload.make_batch(2))
-    loss.backward()
-    assert loss.ndim == 0
-    assert all(p.grad is not None for p in model.parameters())
 
 
 def test_latency_pairs_first_predictions_and_judges_the_median_ratio():
@@ -412,3 +395,107 @@ def test_a_step_with_more_savers_is_told_from_another_one():
     assert recommend.is_more((fast, saver, other), (fast, saver, None), 1)
     assert not recommend.is_more((fast, saver, None), (fast, saver, other), 1)
     assert not recommend.is_more((None, saver, other), (fast, saver, None), 1)
+
+
+# `benchmarks/recompute.py` and its checks
+
+
+def point(rule, peak, time):
+    return Point(rule=rule, setting=str(peak), peak_bytes=peak, time=time, predicted_bytes=peak)
+
+
+def test_the_area_is_below_the_steps_of_the_points():
+    points = [point(OURS, 50, 1.5), point(OURS, 100, 1.0), point(OURS, 80, 1.6)]
+    # at 1 until half of the way, then at a half; what is slower and higher changes nothing
+    assert area(points, 100, 2.0) == pytest.approx(0.5 * 1.0 + 0.5 * 0.5)
+    assert area([point(OURS, 60, 0.9)], 100, 2.0) == pytest.approx(0.6)  # faster than plain
+
+
+def test_a_peer_dominates_where_both_are_better_by_more_than_the_margin():
+    ours = [point(OURS, 100, 1.0)]
+    assert dominating(ours, [point(BY_HAND, 97, 0.97)])
+    assert not dominating(ours, [point(BY_HAND, 50, 0.99), point(BY_HAND, 99, 0.5)])
+
+
+def test_a_model_is_judged_by_area_and_dominance():
+    ours = [point(OURS, 100, 1.0), point(OURS, 40, 1.2)]
+    peers = [point(BY_HAND, 60, 1.3)]
+    row = judge("m", [*ours, *peers])
+    assert (row["area goal"], row["dominance goal"], row["least, budget"]) == ("met", "met", 0.4)
+    row = judge("m", [ours[0], point(OURS, 95, 1.3), point(BY_HAND, 60, 1.2)])
+    assert (row["area goal"], row["dominance goal"], row["dominated"]) == ("MISSED", "MISSED", 1)
+
+
+def test_combinations_are_random_and_the_same_for_a_seed_and_cover_what_is_claimed():
+    pairs = recompute_checks.combinations(500, False)
+    assert pairs == recompute_checks.combinations(500, False)
+    assert pairs[:50] != recompute_checks.combinations(50, False, seed=1)
+    configs = [config for _, config in pairs]
+    assert {name.endswith("+") for name, _ in pairs} == {True, False}  # with dropout, without
+    assert set(PRESET_POLICIES) <= {config.checkpoint_policy for config in configs}
+    assert {0.0, 1.0} < {config.memory_budget for config in configs}
+    assert {config.accumulation_steps for config in configs} == {1, 2}
+    assert {str(config.precision) for config in configs} == {"as-built", "bf16-mixed"}
+
+
+def test_checks_are_counted_by_precision_and_verdict():
+    plain = StepConfig(batch_size=2)
+    every = dataclasses.replace(plain, checkpointing="blocks", checkpoint_modules="Linear")
+    rows = recompute_checks.verified([("tied", plain), ("tied", every), ("tied", every)])
+    assert {row["verdict"]: row["combinations"] for row in rows} == {
+        "within tolerance": 1, "same bits as without recomputing": 2,
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_saved_bytes_of_a_linear_are_its_loss_alone():
+    """Its input is the batch; of the squares autograd keeps what they were made of."""
+    on_cpu, on_card = (
+        recompute.saved_bytes(predict(linear(), StepConfig(batch_size=8), device))
+        for device in ("cpu", "h200")
+    )
+    assert 0 < on_cpu <= on_card
+
+
+def test_a_step_timed_against_itself_takes_its_own_time():
+    ways = [recompute.Way(OURS, "1", StepConfig(batch_size=4)) for _ in range(2)]
+    shares = recompute.times_in_turns(linear(), ways, 3)
+    assert shares[0] == 1.0
+    assert shares[1] > 0
+
+
+def test_a_chain_is_solved_and_picked_from():
+    row = recompute.solving(2)
+    assert row["plans"] > 1
+    assert row["chain s"] > 0
+
+
+# killed processes: what is taken for gone, and what a model is made to do
+
+
+def test_a_process_is_gone_once_it_has_ended_whether_it_was_counted_or_not(monkeypatch):
+    monkeypatch.setattr(attacks, "WAIT_SECONDS", 0.1)
+    with subprocess.Popen(attacks.SLEEP) as process:
+        assert attacks.is_there(process.pid)
+        assert attacks.seconds_until_gone([process.pid]) is None
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert attacks.seconds_until_gone([process.pid]) is not None
+    assert not attacks.is_there(process.pid)
+
+
+@pytest.mark.filterwarnings("ignore:This process")  # is multi-threaded, says Python 3.12 of a fork
+def test_every_kind_of_process_that_is_left_notes_itself(monkeypatch, tmp_path):
+    monkeypatch.setenv(attacks.FOLDER, str(tmp_path))
+    try:
+        for name, leave in attacks.LEAVERS.items():
+            if name != "fork":  # this process has threads
+                leave()
+        while len(found := attacks.noted(tmp_path)) < attacks.NUM_LEFT - 1:
+            time.sleep(0.01)
+        assert all(map(attacks.is_there, found))
+    finally:
+        attacks.held.clear()  # ends the loader's workers
+        for pid in attacks.noted(tmp_path):
+            if attacks.is_there(pid):
+                os.kill(pid, 9)

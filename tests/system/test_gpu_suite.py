@@ -2,7 +2,6 @@
 
 import argparse
 import copy
-import json
 import subprocess
 import sys
 import time
@@ -125,25 +124,41 @@ def test_a_damaged_record_is_said_and_taken_up_from_where_it_is_good(monkeypatch
 
 
 @pytest.mark.slow
-def test_out_of_memory_and_unsupported_are_recorded_and_the_next_case_follows(
-    monkeypatch, tmp_path, capsys
-):
-    plain = device_visit.Bench.measure
+def test_what_fails_is_recorded_and_the_next_case_follows(monkeypatch, tmp_path, capsys):
+    measure, arguments_of = device_visit.Bench.measure, bench.SuiteBench.arguments_of
 
     def limited(self, case, *arguments, **more):
         limit = {"memory_limit": 1000} if case.config.batch_size == 3 else {}
-        return plain(self, case, *arguments, **(more | limit))
+        return measure(self, case, *arguments, **(more | limit))
+
+    def missing(self, case):
+        if case.config.batch_size == 4:
+            raise WorkloadError("this workload needs transformers, which is not installed")
+        return arguments_of(self, case)
 
     monkeypatch.setattr(device_visit.Bench, "measure", limited)
-    wanted = [tiny(batch_size=3), tiny(expandable_segments=True), tiny()]
-    assert visited(monkeypatch, tmp_path, wanted) == 0
-    assert outcomes(tmp_path) == ["out_of_memory", "unsupported", "ok"]
-    first, second, third = read_record(only(tmp_path)).runs
-    assert "limit is 1000 B" in first.result.message
-    assert "no caching allocator" in second.result.message
-    assert third.result.timeline is not None
-    assert third.before_reading == device_visit.BEFORE_READING["cpu"]
+    monkeypatch.setattr(bench.SuiteBench, "arguments_of", missing)
+    wanted = [tiny(batch_size=3), tiny(expandable_segments=True), tiny(batch_size=4)]
+    assert visited(monkeypatch, tmp_path, [*wanted, tiny(Kind.VERIFY, batch_size=4), tiny()]) == 0
+    assert outcomes(tmp_path) == ["out_of_memory", "unsupported", "failed", "ok"]
+    record = read_record(only(tmp_path))
+    said = [run.result.message for run in record.runs]
+    for words, message in zip(
+        ("limit is 1000 B", "no caching allocator", "transformers"), said, strict=False
+    ):
+        assert words in message
+    (verified,) = record.lines.of(Kind.VERIFY)
+    assert (verified["outcome"], "transformers" in verified["message"]) == ("failed", True)
+    assert record.runs[-1].result.timeline is not None
+    assert record.runs[-1].before_reading == device_visit.BEFORE_READING["cpu"]
     assert "2 lines" not in capsys.readouterr().err
+
+
+def test_operators_that_are_never_prepared_end_with_their_time():
+    never = bench.SuiteBench(device=device_visit.CPU, target=resolve("cpu"))
+    never.asked[bench.need(tiny(Kind.OPERATORS))] = Future()
+    line = tasks.carry_out(never, tiny(Kind.OPERATORS), "v", 0.01)
+    assert line["outcome"] == "timed_out"
 
 
 @pytest.mark.slow
@@ -367,10 +382,3 @@ def test_the_table_says_how_lines_ended():
     grid, verified = visit.table(lines)
     assert (grid["of"], grid["lines"], grid["ok"], grid["out of memory"]) == ("grid", 2, 1, 1)
     assert (verified["of"], verified["other"]) == ("verify", 1)
-
-
-@pytest.mark.slow
-def test_a_record_is_plain_json(monkeypatch, tmp_path):
-    assert visited(monkeypatch, tmp_path, [tiny()]) == 0
-    for line in only(tmp_path).read_text().splitlines():
-        assert json.loads(line)["schema"] == 1

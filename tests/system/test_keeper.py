@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,7 @@ from memlab.runtime import process as keeping
 from memlab.runtime.process import KeptProcess
 from tests import ROOT
 from tests.kept_parts import IN_C, LEAVE, kept
-
-# ways in which a process can leave another behind; each writes the id of what it leaves to a file
-WAIT_SECONDS = 20.0
+from tests.worker_parts import WAIT_SECONDS, wait_for
 
 
 def is_there(pid):
@@ -26,13 +23,6 @@ def is_there(pid):
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
-
-
-def wait_for(state):
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not (found := state()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return found
 
 
 def left(folder):

@@ -10,12 +10,13 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from memlab import LoadingConfig, MemlabError, StepConfig, Workload, measure_loading
+from memlab import LoadingConfig, MemlabError, StepConfig, measure_loading
 from memlab._util.units import MIB
 from memlab.runtime import loading as measuring
 from memlab.runtime.isolation import run_here
 from memlab.runtime.loading import private_bytes, resident_bytes
 from memlab.workloads import JpegDigits
+from tests.models import made_of
 
 CONFIG = StepConfig(batch_size=4, optimizer="sgd")
 
@@ -50,11 +51,8 @@ def workload(seen=None):
             seen.append(batch[:, 0].tolist())
         return model(batch).square().mean()
 
-    return Workload(
-        name="numbers",
-        build_model=lambda: nn.Linear(64, 1),
-        make_batch=lambda n: torch.zeros(n, 64),
-        compute_loss=compute_loss,
+    return made_of(
+        lambda: nn.Linear(64, 1), lambda n: torch.zeros(n, 64), compute_loss, name="numbers"
     )
 
 

@@ -41,30 +41,36 @@ def test_a_passing_notebook_is_one_line_and_leaves_its_source_alone(tmp_path):
     assert notebook.read_bytes() == before
 
 
-def test_a_failing_cell_names_notebook_cell_and_error_and_the_next_still_runs(tmp_path):
-    bad = write_notebook(tmp_path / "10_bad.ipynb", "a = 1", "assert a == 2, 'a is not 2'", WRITE)
-    good = write_notebook(tmp_path / "20_good.ipynb", WRITE)
-    done = run(bad, good, "--out", tmp_path / "out")
+def test_a_failure_names_its_notebook_and_cell_and_the_next_notebook_still_runs(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "silent.json").write_text("{}")  # of an earlier run: it does not count
+    (tmp_path / "text.ipynb").write_text("not JSON")
+    write_notebook(tmp_path / "bad.ipynb", "a = 1", "assert a == 2, 'a is not 2'", WRITE)
+    write_notebook(tmp_path / "dead.ipynb", "import os; os._exit(3)", WRITE)
+    write_notebook(tmp_path / "mute.ipynb", WRITE, parameters="out_json = ''")
+    write_notebook(tmp_path / "silent.ipynb", "a = 1")
+    write_notebook(tmp_path / "good.ipynb", WRITE)
+    names = ("bad", "dead", "mute", "silent", "text", "good")
+    made = [tmp_path / f"{name}.ipynb" for name in names]
+    done = run(*made, "--out", out, "--device", "cpu")
     assert done.returncode == 1
-    first, second = done.stdout.splitlines()
-    assert first == "failed 10_bad, code cell 3: AssertionError: a is not 2"
-    assert second.startswith("ok 20_good ")
-    assert (tmp_path / "out" / "10_bad.ipynb").exists()
-
-
-def test_a_dead_kernel_names_the_cell(tmp_path):
-    notebook = write_notebook(tmp_path / "10_dead.ipynb", "import os; os._exit(3)", WRITE)
-    done = run(notebook, "--out", tmp_path / "out")
-    assert done.returncode == 1
-    assert done.stdout.startswith("failed 10_dead, code cell 2: DeadKernelError: ")
-
-
-def test_a_parameter_that_is_not_declared_fails_before_anything_runs(tmp_path):
-    notebook = write_notebook(tmp_path / "10_mute.ipynb", WRITE, parameters="out_json = ''")
-    done = run(notebook, "--out", tmp_path / "out", "--device", "cpu")
-    assert done.returncode == 1
-    assert "failed 10_mute, parameters: 'device' is not declared, only out_json;" in done.stdout
-    assert not (tmp_path / "out" / "10_mute.ipynb").exists()
+    said = [line for line in done.stdout.splitlines() if line.startswith(("ok ", "failed "))]
+    for line, words in zip(
+        said,
+        (
+            "failed bad, code cell 3: AssertionError: a is not 2",
+            "failed dead, code cell 2: DeadKernelError: ",
+            "failed mute, parameters: 'device' is not declared, only out_json;",
+            "failed silent, last cell: it wrote no file to out_json",
+            "failed text, unreadable: ",
+            "ok good ",
+        ),
+        strict=True,
+    ):
+        assert line.startswith(words)
+    assert (out / "bad.ipynb").exists()
+    assert not (out / "mute.ipynb").exists(), "nothing of it has run"
 
 
 def test_quick_reaches_a_notebook_that_declares_it_and_no_other(tmp_path):
@@ -76,22 +82,6 @@ def test_quick_reaches_a_notebook_that_declares_it_and_no_other(tmp_path):
     done = run(declared, other, "--out", tmp_path / "out", "--quick")
     assert done.returncode == 0, done.stdout
     assert json.loads((tmp_path / "out" / "10_has.json").read_text()) is True
-
-
-def test_an_artifact_of_an_earlier_run_does_not_count(tmp_path):
-    (tmp_path / "10_silent.json").write_text("{}")
-    notebook = write_notebook(tmp_path / "10_silent.ipynb", "a = 1")
-    done = run(notebook, "--out", tmp_path)
-    assert done.returncode == 1
-    assert done.stdout == "failed 10_silent, last cell: it wrote no file to out_json\n"
-
-
-def test_a_file_that_is_no_notebook_is_named(tmp_path):
-    notebook = tmp_path / "10_text.ipynb"
-    notebook.write_text("not JSON")
-    done = run(notebook, "--out", tmp_path / "out")
-    assert done.returncode == 1
-    assert done.stdout.startswith("failed 10_text, unreadable: ")
 
 
 def has_short_form(notebook: Path) -> bool:

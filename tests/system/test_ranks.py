@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from benchmarks.ranks import Ranks
-from memlab import Outcome, StepConfig, StepResult, Workload, measure, predict, verify
+from memlab import Outcome, StepConfig, StepResult, measure, predict, verify
 from memlab.runtime import isolation, rank_group
+from memlab.runtime.job import Job
 from memlab.runtime.measure import MOST_UNSEEN_BYTES
 from memlab.runtime.rank_group import measure_ranks, together
-from memlab.runtime.wire import Job
-from tests.models import half_used
+from tests.models import half_used, made_of
 from tests.rank_parts import ODD, WIDTH, faulty, left_running, running, two_stacks
 
 TWO = {"sharding": "zero3", "world_size": 2}
@@ -275,11 +275,10 @@ OF_CLASSES = {
 def test_a_head_that_only_the_loss_reads_is_still_whole_then(where, ranks):
     model = OF_CLASSES[where]()
     features = next(model.parameters()).shape[1]
-    workload = Workload(
-        name="classes",
-        build_model=OF_CLASSES[where],
-        make_batch=lambda n: (torch.randn(n, features), torch.randint(CLASSES, (n,))),
-        compute_loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+    workload = made_of(
+        OF_CLASSES[where],
+        lambda n: (torch.randn(n, features), torch.randint(CLASSES, (n,))),
+        lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
     )
     report = ranks.verified(workload, StepConfig(batch_size=8, loss_chunks=2, **TWO))
     assert report.ok, report.why
@@ -298,12 +297,7 @@ class Unread(nn.Module):
 
 
 def test_a_loss_in_chunks_that_no_rank_uses_is_refused(ranks):
-    unread = Workload(
-        name="unread",
-        build_model=Unread,
-        make_batch=lambda n: torch.randn(n, 4),
-        compute_loss=lambda model, x: model(x).square().mean(),
-    )
+    unread = made_of(Unread, (4,))
     result = ranks.measured(unread, StepConfig(batch_size=4, loss_chunks=2, **TWO))
     assert result.outcome is Outcome.UNSUPPORTED
     assert "the output of head" in result.message
@@ -328,12 +322,7 @@ class Routed(nn.Module):
 
 @pytest.mark.parametrize("chosen", [((0,), (1,)), ((0,), (0, 1, 2))])
 def test_ranks_that_run_other_experts_are_an_error(chosen, ranks):
-    routed = Workload(
-        name="routed",
-        build_model=lambda: Routed(chosen),
-        make_batch=lambda n: torch.randn(n, 4),
-        compute_loss=lambda model, x: model(x).square().mean(),
-    )
+    routed = made_of(lambda: Routed(chosen), (4,))
     result = ranks.measured(routed, StepConfig(batch_size=4, **TWO))
     assert result.outcome is Outcome.UNSUPPORTED
     assert "experts." in result.message
@@ -349,12 +338,7 @@ class Differing(nn.Linear):
 
 
 def test_a_step_that_computes_something_else_in_one_rank_is_found():
-    differing = Workload(
-        name="differing",
-        build_model=lambda: nn.Sequential(Differing(4, 4), nn.Tanh()),
-        make_batch=lambda n: torch.randn(n, 4),
-        compute_loss=lambda model, batch: model(batch).square().mean(),
-    )
+    differing = made_of(lambda: nn.Sequential(Differing(4, 4), nn.Tanh()), (4,))
     report = verify(differing, StepConfig(batch_size=4, **TWO), "cpu")
     assert not report.ok
     assert report.max_relative_error > 0.01

@@ -6,8 +6,9 @@ from torch import nn
 from torch.nn import functional
 
 import memlab
-from memlab import StepConfig, Workload
+from memlab import StepConfig
 from memlab.running import REMEDIES, explain
+from tests.models import made_of
 
 FLOATS, LABELS = torch.ones(2, 4), torch.tensor([1, 2])
 
@@ -88,11 +89,10 @@ def test_every_pattern_finds_what_torch_says_today():
 
 @pytest.mark.parametrize("function", [memlab.measure, memlab.predict, memlab.verify])
 def test_a_model_that_changes_its_weight_is_told_what_to_do(function):
-    workload = Workload(
-        name="changes its weight",
-        build_model=lambda: ChangesItsWeight(functional.relu_),
-        make_batch=lambda n: torch.ones(n, 4),
-        compute_loss=lambda model, batch: model(batch).mean(),
+    workload = made_of(
+        lambda: ChangesItsWeight(functional.relu_),
+        lambda n: torch.ones(n, 4),
+        lambda model, batch: model(batch).mean(),
     )
     options = {} if function is memlab.predict else {"isolate": False}
     found = function(workload, StepConfig(batch_size=2), "cpu", **options)

@@ -7,9 +7,9 @@ import torch
 
 import memlab
 from benchmarks.ranks import Ranks
-from memlab import Outcome, StepConfig, Workload, predict
+from memlab import Outcome, StepConfig, predict
 from memlab.runtime.measure import MOST_UNSEEN_BYTES
-from tests.models import linear
+from tests.models import linear, made_of
 from tests.tensor_parts import (
     HIDDEN,
     IN,
@@ -121,10 +121,7 @@ class Different(torch.nn.Linear):
 
 
 def test_a_rank_that_computes_something_else_is_found(ranks):
-    different = Workload(
-        name="different", build_model=lambda: Different(IN, OUT), make_batch=mlp().make_batch,
-        compute_loss=mlp().compute_loss,
-    )  # fmt: skip
+    different = made_of(lambda: Different(IN, OUT), mlp().make_batch, mlp().compute_loss)
     report = verified(ranks, different)
     assert not report.ok
 
@@ -132,12 +129,7 @@ def test_a_rank_that_computes_something_else_is_found(ranks):
 def test_what_cannot_be_divided_ends_in_every_rank_with_a_remedy(ranks):
     result = measured(ranks, linear(), world_size=2)
     assert result.outcome is Outcome.OK, result.message
-    odd = Workload(
-        name="odd",
-        build_model=lambda: torch.nn.Linear(3, 5),
-        make_batch=lambda n: torch.ones(n, 3),
-        compute_loss=lambda model, batch: model(batch).square().mean(),
-    )
+    odd = made_of(lambda: torch.nn.Linear(3, 5), lambda n: torch.ones(n, 3))
     result = measured(ranks, odd)
     assert result.outcome is Outcome.UNSUPPORTED
     assert "no layer of Linear can be divided over 2 ranks" in result.message

@@ -9,22 +9,21 @@ import socket
 import stat
 import struct
 import threading
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from memlab import StepConfig, Workload, measure, predict
+from memlab import StepConfig, measure, predict
 from memlab._util.units import MIB
 from memlab.running import Progress
 from memlab.runtime import isolation, serving
 from memlab.runtime.loading import resident_bytes
 from memlab.runtime.process import WorkerProcess
 from memlab.runtime.wire import HEADER, MAGIC, Channel
-from tests.models import blocks, linear
-from tests.worker_parts import assert_worker_is_back, doing
+from tests.models import blocks, linear, made_of
+from tests.worker_parts import assert_worker_is_back, doing, wait_for
 
 
 def fork_in_c():
@@ -175,11 +174,8 @@ def test_what_cannot_be_read_is_a_crash_with_a_sentence(line, content):
 @pytest.mark.slow
 def test_a_large_workload_can_be_stopped_while_it_is_sent():
     held = torch.zeros(2**26)  # 256 MiB
-    workload = Workload(
-        name="large",
-        build_model=lambda: nn.Linear(held.shape[0] // 2**24, 1),
-        make_batch=lambda n: torch.randn(n, 4),
-        compute_loss=lambda model, x: model(x).mean(),
+    workload = made_of(
+        lambda: nn.Linear(held.shape[0] // 2**24, 1), (4,), lambda model, x: model(x).mean()
     )
     assert_worker_is_back()
     former = isolation.measuring.worker
@@ -213,14 +209,7 @@ def test_what_a_model_prints_has_a_bound():
     assert resident_bytes() - before < 16 * MIB
 
     output = Path(f"/proc/{isolation.measuring.worker.process.pid}/fd/1")
-    assert wait_until(output.is_fifo)  # no file that would grow
-
-
-def wait_until(state):
-    deadline = time.monotonic() + 20
-    while not (found := state()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return found
+    assert wait_for(output.is_fifo)  # no file that would grow
 
 
 def test_a_prediction_that_another_job_follows_does_not_give_memory_back_first(monkeypatch):

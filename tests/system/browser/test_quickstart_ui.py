@@ -53,14 +53,6 @@ def test_a_slider_moved_by_keyboard_is_what_runs_and_what_is_shown(page, panel):
     wait_for(lambda: panel.locator(".memlab-memory svg").count() == 2)
 
 
-def test_enter_in_a_number_box_runs(page, panel):
-    box = panel.get_by_label("Batch size", exact=True)
-    box.fill("24")
-    box.press("Enter")
-    wait_for(lambda: num_rows(panel) == 1)
-    assert shown_json(panel)["config"]["batch_size"] == 24
-
-
 def test_run_waits_for_a_change_that_the_busy_main_thread_holds(page, panel):
     """The page sends the first change of a control there, and later presses to another thread."""
     assert press_run(panel)["config"]["batch_size"] == 8
