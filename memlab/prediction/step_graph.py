@@ -25,8 +25,8 @@ from torch import fx, nn
 from memlab._util.collectives import named_ranks
 from memlab._util.torch_private.tensors import OpOverload
 from memlab.config import Optimizer, Sharding, StepConfig
-from memlab.cost_model.recorded_step import Failure, RecordedStep, from_recorded_step
 from memlab.cost_model.targets import Kernels, seconds_of_intervals
+from memlab.cost_model.traced_step import Failure, TracedStep, from_traced_step
 from memlab.devices.cards import Target
 from memlab.devices.operators import call_of_collective
 from memlab.memory.lifetimes import step_memory
@@ -38,7 +38,7 @@ from memlab.techniques.checkpointing.graph_segments import traced
 from memlab.techniques.technique import Plan
 from memlab.trace import CATEGORIES, PHASES, Category, Phase
 from memlab.tracing.program import Program
-from memlab.tracing.recording import Operator, Recording
+from memlab.tracing.recording import Operator, OpTrace
 from memlab.workload import Workload
 
 # Which operators of a forward belong to which node of a graph.
@@ -127,7 +127,7 @@ def with_a_module_for_each_node(
     return graph
 
 
-def labels_of(recording: Recording) -> list[Label]:
+def labels_of(recording: OpTrace) -> list[Label]:
     """Return the kernels of the last forward of such a model in order, and whose they are."""
     paths = list(recording.modules)
     node_of = [LOSS] * len(recording.operators)
@@ -147,7 +147,7 @@ def labels_of(recording: Recording) -> list[Label]:
     return found
 
 
-def matched(recording: Recording, labels: Sequence[Label], micro_batch: int) -> dict[int, int]:
+def matched(recording: OpTrace, labels: Sequence[Label], micro_batch: int) -> dict[int, int]:
     """Return the node of each kernel of a forward, by the number of the operator.
 
     Kernels that are no node's are left out. If some label finds no operator, nothing is returned.
@@ -164,7 +164,7 @@ def matched(recording: Recording, labels: Sequence[Label], micro_batch: int) -> 
     return found if at == len(labels) else {}
 
 
-def forward_of(recording: Recording, micro_batch: int) -> list[int]:
+def forward_of(recording: OpTrace, micro_batch: int) -> list[int]:
     """Return the kernels of a forward of the last step, by number."""
     found = []
     for number, operator in enumerate(recording.operators):
@@ -203,7 +203,7 @@ class StepRows:
         row_of: the row of each operator of the last step, by its number.
     """
 
-    recording: Recording
+    recording: OpTrace
     rows: dict[Key, GraphRow] = field(default_factory=dict)
     row_of: dict[int, Key] = field(default_factory=dict)
 
@@ -218,7 +218,7 @@ class StepRows:
         return "" if path == self.recording.root else path
 
 
-def divide(recording: Recording, nodes: Sequence[GraphRow], node_of: dict[int, int]) -> StepRows:
+def divide(recording: OpTrace, nodes: Sequence[GraphRow], node_of: dict[int, int]) -> StepRows:
     """Return the rows of a step's operators.
 
     Args:
@@ -264,7 +264,7 @@ def divide(recording: Recording, nodes: Sequence[GraphRow], node_of: dict[int, i
     return divided
 
 
-def _has_calls_in_backward(recording: Recording) -> bool:
+def _has_calls_in_backward(recording: OpTrace) -> bool:
     """Return whether backward runs modules, as PyTorch's own checkpoint does."""
     return any(
         recording.intervals[recording.operators[call.first].interval].phase is Phase.BACKWARD
@@ -326,7 +326,7 @@ Sums = dict[str, dict[Key, Any]]
 """By field of `GraphRow`, a number for each row."""
 
 
-def bytes_of(divided: StepRows, step: RecordedStep, kernels: Kernels) -> Sums:
+def bytes_of(divided: StepRows, step: TracedStep, kernels: Kernels) -> Sums:
     """Return what the first forward of the last step allocates and holds."""
     program, trace = step.program, trace_of_step(step, kernels)
     slices, parts = program.operator_slices(), program.parts(step.config.accumulation_steps)
@@ -355,7 +355,7 @@ def bytes_of(divided: StepRows, step: RecordedStep, kernels: Kernels) -> Sums:
     return {"kept_bytes": kept, "saved_bytes": saved}
 
 
-def seconds_of(divided: StepRows, step: RecordedStep, kernels: Kernels) -> Sums:
+def seconds_of(divided: StepRows, step: TracedStep, kernels: Kernels) -> Sums:
     """Return the times of kernels, and the bytes of collectives, in all micro-batches of the step.
 
     Copies beside the kernels have a row for the time by which they take longer than these.
@@ -474,7 +474,7 @@ def graph_in_process(
         why = labels.message
         nodes, labels = [], []
 
-    found = from_recorded_step(
+    found = from_traced_step(
         partial(_with_costs, nodes=nodes, labels=labels, why=why),
         workload, config, target, seed=seed, plan=plan, report=report, purpose="for its graph",
     )  # fmt: skip
@@ -502,14 +502,14 @@ def _labels(
     plain = StepConfig(
         batch_size=config.micro_batch_size, precision=config.precision, optimizer=Optimizer.SGD
     )
-    return from_recorded_step(
+    return from_traced_step(
         lambda step: labels_of(step.program.recording),
         of_nodes, plain, target, seed=seed, report=report, purpose="by torch.fx",
     )  # fmt: skip
 
 
 def _with_costs(
-    step: RecordedStep, *, nodes: list[GraphRow], labels: list[Label], why: str
+    step: TracedStep, *, nodes: list[GraphRow], labels: list[Label], why: str
 ) -> dict[str, Any]:
     """Return the fields of a table: of the nodes of torch.fx, or else of operators."""
     recording, kernels = step.program.recording, step.kernels()

@@ -133,8 +133,8 @@ def test_a_block_keeps_every_other_product() -> None:
         report=lambda _: None,
     )  # fmt: skip
     assert made.result.outcome == "ok", made.result.message
-    assert made.forecast is not None
-    names = [name for _, name in made.forecast.ran(config.micro_batch_sizes)]
+    assert made.size_model is not None
+    names = [name for _, name in made.size_model.ran(config.micro_batch_sizes)]
     # seven products in the forward of a block, three of them again, and two gradients of each
     of_blocks, of_output = 2 * (7 + 3 + 2 * 7), 1 + 2
     assert names.count("aten::mm") == of_blocks + of_output

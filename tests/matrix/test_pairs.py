@@ -10,7 +10,7 @@ import memlab
 from memlab import MemlabError, Outcome, StepConfig
 from memlab._util.units import MIB
 from memlab.result import Source, StepResult
-from memlab.search import compare_batches, largest_batch
+from memlab.search import largest_batch
 from tests.models import blocks, linear, made_of
 
 WIDE = {"depth": 6, "width": 64}
@@ -59,8 +59,8 @@ def test_batch_sizes_are_predicted_by_one_recording_where_that_tells_them(monkey
         asked.append(config.batch_size)
         return predict(workload, config, *arguments, **options)
 
-    predict = compare_batches.predict_with_forecast
-    monkeypatch.setattr(compare_batches, "predict_with_forecast", predicted)
+    predict = largest_batch.predict_with_size_model
+    monkeypatch.setattr(largest_batch, "predict_with_size_model", predicted)
     workload, config = blocks(**WIDE), StepConfig(batch_size=8, optimizer="sgd")
     found = memlab.predict_batches(workload, config, [1, 8, 32], "t4", memory_limit="18MiB")
     assert asked == [8, 1], "a single sample runs other operators than many"
@@ -88,9 +88,9 @@ def search(monkeypatch, peak_of, limit, batch_limit=4096, **facts):
     def predicted(workload, config, device, **options):
         tried.append(config.batch_size)
         found = result_of(config.batch_size, peak_of(config.batch_size), **facts)
-        return SimpleNamespace(result=found.against_limit(options["memory_limit"]), forecast=None)
+        return SimpleNamespace(result=found.against_limit(options["memory_limit"]), size_model=None)
 
-    monkeypatch.setattr(largest_batch, "predict_with_forecast", predicted)
+    monkeypatch.setattr(largest_batch, "predict_with_size_model", predicted)
     found = largest_batch.LargestSearch(linear(), limit, "cpu", batch_limit).largest(
         StepConfig(batch_size=1), 2
     )
@@ -115,10 +115,10 @@ def test_what_fits_by_luck_alone_is_not_taken(monkeypatch):
 
 def test_a_forecast_needs_few_predictions(monkeypatch):
     asked = []
-    predict = largest_batch.predict_with_forecast
+    predict = largest_batch.predict_with_size_model
     monkeypatch.setattr(
         largest_batch,
-        "predict_with_forecast",
+        "predict_with_size_model",
         lambda *args, **kw: asked.append(args) or predict(*args, **kw),
     )
     search = largest_batch.LargestSearch(blocks(**WIDE), 64 * MIB, "t4", 4096)

@@ -21,14 +21,14 @@ from memlab.cost_model.cuda_kernels import (
 from memlab.devices import cards
 from memlab.trace import Phase
 from memlab.tracing import fake_cuda
-from memlab.tracing.assembly import Effect
-from memlab.tracing.recording import Recording
+from memlab.tracing.assembly import KernelMemory
+from memlab.tracing.recording import OpTrace
 from memlab.tracing.tracker import Tracker, record_fake
 
 RTX_3060, H100, T4 = (cards.find(name) for name in ("rtx-3060", "h100", "t4"))
 
 
-def step(make: Callable[[torch.device], tuple[nn.Module, torch.Tensor]]) -> Recording:
+def step(make: Callable[[torch.device], tuple[nn.Module, torch.Tensor]]) -> OpTrace:
     """Return the recording of a forward and a backward."""
     with fake_cuda.as_cuda() as device:
         tracker = Tracker(device.type)
@@ -43,7 +43,7 @@ def step(make: Callable[[torch.device], tuple[nn.Module, torch.Tensor]]) -> Reco
         return record_fake(run, tracker)
 
 
-def effects_of(recording: Recording, name: str, card: cards.Card | None) -> list[Effect | None]:
+def effects_of(recording: OpTrace, name: str, card: cards.Card | None) -> list[KernelMemory | None]:
     found = effects(recording, card)
     return [e for o, e in zip(recording.operators, found, strict=True) if o.name == name]
 
@@ -64,7 +64,7 @@ def step_of(
     *shape: int,
     dtype: torch.dtype = torch.float32,
     layer: Callable[[], nn.Module] | None = None,
-) -> Recording:
+) -> OpTrace:
     """Return the recording of a step of a function of a layer, if any, and a tensor."""
 
     def make(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
@@ -96,7 +96,7 @@ def convolution(
 
 
 def workspaces(
-    recording: Recording, card: cards.Card | None, hypothesis: Workspaces
+    recording: OpTrace, card: cards.Card | None, hypothesis: Workspaces
 ) -> tuple[int, int]:
     """Return that of the forward and that of the backward convolution."""
     found = with_workspaces(effects(recording, card), recording.operators, card, hypothesis)
@@ -164,23 +164,23 @@ def test_the_middle_is_the_weighted_median() -> None:
             lambda: step_of(
                 lambda norm, x: norm(x.transpose(1, 2)), 4, 8, 16, layer=lambda: nn.LayerNorm(8)
             ),
-            Effect(workspace_bytes=4 * 8 * 16 * 4),
+            KernelMemory(workspace_bytes=4 * 8 * 16 * 4),
         ),
         (
             "_fused_rms_norm",
             lambda: step_of(lambda x: functional.rms_norm(x.transpose(0, 1), (1024,)), 1024, 256),
-            Effect(workspace_bytes=1024 * 256 * 4),
+            KernelMemory(workspace_bytes=1024 * 256 * 4),
         ),
         (
             "logsumexp",  # holds the exponentials
             lambda: step_of(lambda x: x.logsumexp(-1), 1024, 256),
-            Effect(workspace_bytes=(1024 * 256 + 1024) * 4),
+            KernelMemory(workspace_bytes=(1024 * 256 + 1024) * 4),
         ),
     ],
     ids=["layer_norm", "rms_norm", "logsumexp"],
 )
 def test_a_kernel_takes_the_workspace_that_a_hand_count_says(
-    name: str, recorded: Callable[[], Recording], effect: Effect
+    name: str, recorded: Callable[[], OpTrace], effect: KernelMemory
 ) -> None:
     recording = recorded()
     assert effects_of(recording, f"aten::{name}", H100) == [effect]
@@ -244,4 +244,4 @@ def test_flash_backward_sums_gradients_of_queries_in_fp32_as_counted_by_hand(
     by_hand = rows * {64: 64, 136: 192}[size] * 4 + rows * 4
     if heads_of_keys != heads:  # keys and values of all heads, in bf16, before they are summed
         by_hand += 2 * samples * heads * tokens * size * 2
-    assert effect == Effect(workspace_bytes=by_hand)
+    assert effect == KernelMemory(workspace_bytes=by_hand)

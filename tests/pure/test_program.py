@@ -5,27 +5,27 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memlab.prediction.size_model import size_model_of
 
 from memlab import StepConfig
 from memlab.memory.lifetimes import step_memory
-from memlab.prediction.forecast import forecast_of
 from memlab.tracing.assembly import sizes_of
-from memlab.tracing.record_step import record_step
+from memlab.tracing.trace_step import trace_step
 from memlab.tracing.tracker import Tracker
 from tests.models import blocks
 
 CPU = torch.device("cpu")
 
 
-def forecast(config: StepConfig, workload=None):
-    program = record_step(workload or blocks(norm=True), config, CPU, 0, Tracker("cpu"))
+def size_model(config: StepConfig, workload=None):
+    program = trace_step(workload or blocks(norm=True), config, CPU, 0, Tracker("cpu"))
     own = sizes_of(program.recording, program.layout, [None] * len(program.recording.operators))
     seconds = np.arange(len(program.recording.intervals), dtype=float)
-    return forecast_of(program, own, seconds, settings=None)
+    return size_model_of(program, own, seconds, settings=None)
 
 
 BASE = {
-    count: forecast(StepConfig(batch_size=6 * count, accumulation_steps=count))
+    count: size_model(StepConfig(batch_size=6 * count, accumulation_steps=count))
     for count in (1, 2, 3)
 }
 
@@ -37,7 +37,7 @@ def test_any_batch_is_as_if_recorded(batch, count):
     count = min(count, batch // 2)
     config = StepConfig(batch_size=batch, accumulation_steps=count)
     sizes = config.micro_batch_sizes
-    base, exact = BASE[min(count, 3)], forecast(config)
+    base, exact = BASE[min(count, 3)], size_model(config)
     assert base.covers(sizes)
     ours, theirs = base.timeline(sizes), exact.timeline(sizes)
     assert ours.total_bytes.max() == theirs.total_bytes.max()
@@ -61,12 +61,12 @@ def test_the_timeline_is_that_of_the_trace(count):
 
 def test_single_samples_beside_larger_ones_are_recorded_as_they_are():
     config = StepConfig(batch_size=3, accumulation_steps=2)
-    found = forecast(config, blocks())
+    found = size_model(config, blocks())
     assert found.program.num_recorded == 2
     assert found.covers(config.micro_batch_sizes)
     assert not found.covers([4, 4])
     assert not BASE[1].covers([1])  # a batch of one needs a recording of one alone
-    one = forecast(StepConfig(batch_size=1), blocks())
+    one = size_model(StepConfig(batch_size=1), blocks())
     assert one.covers([1])
     assert not one.covers([2])
 
@@ -97,6 +97,6 @@ def test_a_model_that_does_other_things_over_other_batches_is_recorded_alone():
     import dataclasses
 
     workload = dataclasses.replace(blocks(), build_model=Differs)
-    found = forecast(StepConfig(batch_size=8), workload)
+    found = size_model(StepConfig(batch_size=8), workload)
     assert found.covers([8])
     assert not found.covers([9])

@@ -7,8 +7,8 @@ import pytest
 
 from memlab import StepConfig
 from memlab.devices.cards import resolve
-from memlab.prediction.chains import plan_in_process
-from memlab.prediction.interpolation import can_replan, plan_at, renamed, replanned, with_peak
+from memlab.prediction.interpolation import can_replan, estimate_budget, plan_at, renamed, with_peak
+from memlab.prediction.planning import plan_in_process
 from memlab.prediction.predict import predict_in_process
 from memlab.trace import CATEGORIES, Category, Timeline
 from tests.models import blocks
@@ -24,11 +24,11 @@ def ignore(progress):
 
 
 def plans(config, device):
-    return plan_in_process(MODEL, config, resolve(device), seed=0, report=ignore).chain
+    return plan_in_process(MODEL, config, resolve(device), seed=0, report=ignore).frontier
 
 
-def predicted(config, device, chain):
-    plan = plan_at(chain, config) if config.is_planned else None
+def predicted(config, device, frontier):
+    plan = plan_at(frontier, config) if config.is_planned else None
     return predict_in_process(
         MODEL, config, resolve(device), seed=0, memory_limit=None, plan=plan, report=ignore
     ).result
@@ -47,12 +47,13 @@ def configs(**changes):
 @pytest.mark.parametrize("steps", [1, 2])
 def test_any_budget_is_told_from_any_other(device, steps):
     asked = configs(batch_size=8 * steps, accumulation_steps=steps)
-    chain = plans(asked[0], device)
-    assert len(chain.plans) > 2
-    exact = {config: predicted(config, device, chain) for config in asked}
+    frontier = plans(asked[0], device)
+    assert len(frontier.plans) > 2
+    exact = {config: predicted(config, device, frontier) for config in asked}
     for before in asked:
         for config in asked:
-            found, wanted = replanned(exact[before], config, chain, asked[0]), exact[config]
+            wanted = exact[config]
+            found = estimate_budget(exact[before], config, frontier, asked[0])
             assert found.config == config
             assert of_plan(found) == of_plan(wanted)
             assert found.peak_allocated_bytes == found.timeline.total_bytes.max()
@@ -71,10 +72,10 @@ def test_any_budget_is_told_from_any_other(device, steps):
 
 def test_the_plans_of_one_batch_size_tell_of_another():
     small, large = configs(batch_size=8), configs(batch_size=24)
-    chain, of_large = plans(small[0], "t4"), plans(large[0], "t4")
-    plain = predicted(large[0], "t4", chain)
+    frontier, of_large = plans(small[0], "t4"), plans(large[0], "t4")
+    plain = predicted(large[0], "t4", frontier)
     for config in large[1:]:
-        found = replanned(plain, config, chain, small[0])
+        found = estimate_budget(plain, config, frontier, small[0])
         wanted = predicted(config, "t4", of_large)
         assert found.peak_allocated_bytes == pytest.approx(
             wanted.peak_allocated_bytes, rel=OTHER_BATCH
@@ -83,13 +84,13 @@ def test_the_plans_of_one_batch_size_tell_of_another():
 
 def test_two_budgets_with_one_plan_have_one_prediction():
     config = StepConfig(batch_size=8, memory_budget=0.4)
-    chain = plans(config, "cpu")
-    share = plan_at(chain, config).share
+    frontier = plans(config, "cpu")
+    share = plan_at(frontier, config).share
     same = dataclasses.replace(config, memory_budget=(share + 0.4) / 2)
-    assert plan_at(chain, same) is plan_at(chain, config)
+    assert plan_at(frontier, same) is plan_at(frontier, config)
     found, wanted = (
-        renamed(predicted(config, "cpu", chain), same, chain),
-        predicted(same, "cpu", chain),
+        renamed(predicted(config, "cpu", frontier), same, frontier),
+        predicted(same, "cpu", frontier),
     )
     assert found.config == same
     assert of_plan(found) == of_plan(wanted) != []

@@ -19,9 +19,9 @@ from memlab.trace import Phase
 from memlab.tracing.assembly import sizes_of, trace_of
 from memlab.tracing.built import as_own_format
 from memlab.tracing.faking import replaced_parameters
-from memlab.tracing.record_step import record_step
-from memlab.tracing.recording import Recording
+from memlab.tracing.recording import OpTrace
 from memlab.tracing.repeats import BY_SHAPE
+from memlab.tracing.trace_step import trace_step
 from memlab.tracing.tracker import Tracker, record_fake
 
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ aten = torch.ops.aten
 N, D = 4, 8
 
 
-def run_fake(run, *, takes_mode: bool = False) -> Recording:
+def run_fake(run, *, takes_mode: bool = False) -> OpTrace:
     tracker = Tracker("cpu")
 
     def marked(mode):
@@ -39,7 +39,7 @@ def run_fake(run, *, takes_mode: bool = False) -> Recording:
     return record_fake(marked, tracker)
 
 
-def live_bytes(recording: Recording) -> list[int]:
+def live_bytes(recording: OpTrace) -> list[int]:
     live, seen = 0, []
     for event in recording.events:
         live += recording.blocks[event.block].nbytes * (1 if event.is_birth else -1)
@@ -161,7 +161,7 @@ def real_and_fake(workload: Workload, config: StepConfig):
             step(partial(meter.mark, 1))
         meter.mark(-1, Phase.TEARDOWN, 0)
 
-    program = record_step(workload, config, CPU, 0, Tracker("cpu"))
+    program = trace_step(workload, config, CPU, 0, Tracker("cpu"))
     own = sizes_of(program.recording, program.layout, [None] * len(program.recording.operators))
     return record(run, meter, CPU), program.trace(own, config.micro_batch_sizes)
 
@@ -258,10 +258,10 @@ def test_a_resized_storage_is_counted_at_its_new_size():
 
 
 def test_effects_overrule_fake_sizes():
-    from memlab.tracing.assembly import Effect
+    from memlab.tracing.assembly import KernelMemory
 
     recording = run_fake(lambda: torch.empty(D).relu())
-    effects = [None, Effect(output_bytes=(100,), workspace_bytes=7, kept_bytes=3)]
+    effects = [None, KernelMemory(output_bytes=(100,), workspace_bytes=7, kept_bytes=3)]
     trace = trace_of(recording, effects)
     assert sorted(trace.nbytes.tolist()) == [-100, -32, -7, 3, 7, 32, 100]
 

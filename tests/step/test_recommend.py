@@ -15,7 +15,7 @@ from torch import nn
 import memlab
 from memlab import MemlabError, StepConfig, Workload, WorkloadChoices, largest_batch
 from memlab._util.units import MIB
-from memlab.api import predict_with_forecast
+from memlab.api import predict_with_size_model
 from memlab.errors import WorkloadError
 from memlab.result import Outcome, Source, StepResult
 from memlab.runtime import isolation
@@ -25,7 +25,7 @@ from memlab.search import search
 from memlab.search.alternatives import BUDGETS, alternatives_of, space_of
 from memlab.search.search import SAME_TIME
 from memlab.techniques.every import EVERY
-from memlab.techniques.technique import Keeps
+from memlab.techniques.technique import Equivalence
 from tests.models import IN, blocks, linear
 from tests.verify_parts import alike
 
@@ -122,11 +122,11 @@ def test_something_that_fits_is_found_before_all_else_is_tried(plain, monkeypatc
     recorded = []
 
     def predicted(workload, config, *args, **options):
-        found = predict_with_forecast(workload, config, *args, **options)
+        found = predict_with_size_model(workload, config, *args, **options)
         recorded.append(found.result)
         return found
 
-    monkeypatch.setattr(search, "predict_with_forecast", predicted)
+    monkeypatch.setattr(search, "predict_with_size_model", predicted)
     limit = int(plain.peak_reserved_bytes * 0.4)
     monkeypatch.setattr(search, "_known", search.OrderedDict())
     ranked = recommend(wide(), limit, BATCH, CARD)
@@ -189,7 +189,7 @@ def test_a_batch_that_is_normalised_is_not_divided():
 def test_exact_leaves_number_formats_alone():
     space = space_of(StepConfig(), None, alike, exact=True)
     fields = {name for group in (*space.faster, *space.savers) for one in group for name in one}
-    kept = {name for t in EVERY if t.keeps is Keeps.BITS for name in t.fields}
+    kept = {name for t in EVERY if t.equivalence is Equivalence.BITWISE for name in t.fields}
     assert fields <= kept
     assert "precision" not in fields
     assert space.budgets == BUDGETS
@@ -305,7 +305,7 @@ def test_the_largest_batch_of_several_micro_batches():
 
 
 def test_a_data_set_may_have_no_more_samples(monkeypatch):
-    predict = largest.predict_with_forecast
+    predict = largest.predict_with_size_model
 
     def predicted(workload, config, *args, **options):
         if config.batch_size <= 100:
@@ -315,9 +315,9 @@ def test_a_data_set_may_have_no_more_samples(monkeypatch):
             outcome="failed",
             message="make_batch returned 100 samples",
         )
-        return SimpleNamespace(result=failed, forecast=None)
+        return SimpleNamespace(result=failed, size_model=None)
 
-    monkeypatch.setattr(largest, "predict_with_forecast", predicted)
+    monkeypatch.setattr(largest, "predict_with_size_model", predicted)
     assert largest_batch(linear(), device=CARD, batch_limit=4096) == 100
 
 
@@ -351,9 +351,9 @@ def test_a_largest_batch_of_ranks_needs_few_predictions(monkeypatch, wanted, ben
             workload_name="linear", uncertainty={"peak_reserved_bytes": 0.1},
             peak_reserved_bytes=peak_of(asked.batch_size // ranks),
         )  # fmt: skip
-        return SimpleNamespace(result=result.against_limit(memory_limit), forecast=None)
+        return SimpleNamespace(result=result.against_limit(memory_limit), size_model=None)
 
-    monkeypatch.setattr(largest, "predict_with_forecast", predicted)
+    monkeypatch.setattr(largest, "predict_with_size_model", predicted)
     limit = int(peak_of(wanted) * 1.1) + 1
     found = largest_batch(linear(), config, CARD, memory_limit=limit)
     assert peak_of(found // ranks + 1) > peak_of(wanted) >= peak_of(found // ranks)
@@ -406,13 +406,13 @@ def test_a_choice_of_settings_is_yielded_once():
 def predictions(monkeypatch):
     """Return the workload and config of each prediction of a search; nothing is known before."""
     asked = []
-    predict = search.predict_with_forecast
+    predict = search.predict_with_size_model
 
     def predicted(workload, config, *args, **options):
         asked.append((workload.name, config))
         return predict(workload, config, *args, **options)
 
-    monkeypatch.setattr(search, "predict_with_forecast", predicted)
+    monkeypatch.setattr(search, "predict_with_size_model", predicted)
     search._known.clear()
     return asked
 
@@ -456,7 +456,7 @@ def test_single_samples_are_tried():
 def test_only_what_is_told_by_pairs_counts_as_told_for_single_samples():
     workload = linear()
     for config in (StepConfig(batch_size=1), StepConfig(batch_size=8)):
-        predicted = predict_with_forecast(workload, config, "cpu")
+        predicted = predict_with_size_model(workload, config, "cpu")
         space = space_of(config, ["accumulation_steps"], alike, exact=False)
         for one in alternatives_of(predicted, (), space, None, "cpu"):
             is_single = config.batch_size == 8 and one.result.config.accumulation_steps == 8
@@ -468,7 +468,7 @@ def test_only_what_is_told_by_pairs_counts_as_told_for_single_samples():
 @pytest.mark.parametrize("device", ["cpu", CARD])
 def test_an_estimate_of_single_samples_holds(name, device):
     workload = memlab.workloads.get(name)
-    predicted = predict_with_forecast(workload, StepConfig(batch_size=8), device)
+    predicted = predict_with_size_model(workload, StepConfig(batch_size=8), device)
     config = StepConfig(batch_size=8, accumulation_steps=8)
     space = space_of(StepConfig(batch_size=8), ["accumulation_steps"], alike, exact=False)
     estimates = {

@@ -14,7 +14,7 @@ from memlab.devices import cards
 from memlab.memory.replay import AllocatorSettings, least_limit, replay, serves
 from memlab.prediction.memory_widths import width_of
 from memlab.prediction.predict import Prediction, predict_in_process
-from memlab.result import CountedPeak, Judgement
+from memlab.result import CountedPeak, FitStatus
 from tests.models import blocks, made_of
 
 CARD = cards.find("rtx-3060")
@@ -42,15 +42,15 @@ def small_convnet() -> Workload:
 
 
 def test_a_step_needs_no_more_than_it_takes(of_convnet: Prediction) -> None:
-    result, forecast = of_convnet.result, of_convnet.forecast
-    assert forecast is not None
+    result, size_model = of_convnet.result, of_convnet.size_model
+    assert size_model is not None
     assert result.peak_reserved_bytes is not None
     assert result.needed_bytes is not None
-    assert forecast.own.sum() > forecast.least.sum(), "the middle hypothesis takes a workspace"
+    assert size_model.own.sum() > size_model.least.sum(), "the middle hypothesis takes a workspace"
     assert result.needed_bytes <= result.peak_reserved_bytes
     sizes = result.config.micro_batch_sizes
-    assert forecast.runs_within(sizes, result.needed_bytes)
-    assert not forecast.runs_within(sizes, int(0.95 * result.needed_bytes))
+    assert size_model.runs_within(sizes, result.needed_bytes)
+    assert not size_model.runs_within(sizes, int(0.95 * result.needed_bytes))
 
 
 def test_its_widths_are_those_of_models_left_out(of_convnet: Prediction) -> None:
@@ -64,24 +64,24 @@ def test_its_widths_are_those_of_models_left_out(of_convnet: Prediction) -> None
 
 def test_without_convolutions_what_is_taken_is_what_is_needed_but_for_the_cache() -> None:
     made = predicted(blocks())
-    assert made.forecast is not None
+    assert made.size_model is not None
     assert made.result.uncertainty is not None
-    assert np.array_equal(made.forecast.own, made.forecast.least)
+    assert np.array_equal(made.size_model.own, made.size_model.least)
     width = width_of("peak_reserved_bytes", convolutions=False).half_width
     assert made.result.uncertainty["peak_reserved_bytes"] == width
 
 
 def test_a_limit_between_needed_and_taken_fits(of_convnet: Prediction) -> None:
-    result, forecast = of_convnet.result, of_convnet.forecast
-    assert forecast is not None
+    result, size_model = of_convnet.result, of_convnet.size_model
+    assert size_model is not None
     assert result.needed_bytes is not None
     roomy = int(1.05 * result.needed_bytes)
-    assert forecast.against_limit(result, roomy).fit is Judgement.FITS
-    assert result.against_limit(roomy).fit is Judgement.FITS, "also without the forecast"
+    assert size_model.against_limit(result, roomy).fit is FitStatus.FITS
+    assert result.against_limit(roomy).fit is FitStatus.FITS, "also without the forecast"
     tight = int(0.9 * result.needed_bytes)
-    assert forecast.against_limit(result, tight).fit is Judgement.DOES_NOT_FIT
-    assert result.against_limit(tight).fit is Judgement.DOES_NOT_FIT
-    assert result.against_limit(result.needed_bytes).fit is Judgement.TOO_CLOSE
+    assert size_model.against_limit(result, tight).fit is FitStatus.DOES_NOT_FIT
+    assert result.against_limit(tight).fit is FitStatus.DOES_NOT_FIT
+    assert result.against_limit(result.needed_bytes).fit is FitStatus.TOO_CLOSE
 
 
 def test_what_is_needed_is_judged_by_its_own_uncertainty() -> None:
@@ -107,10 +107,10 @@ def test_the_least_limit_is_found_and_was_tried() -> None:
 def test_a_block_that_shrinks_with_the_batch_never_gets_below_nothing(
     of_convnet: Prediction,
 ) -> None:
-    forecast = of_convnet.forecast
-    assert forecast is not None
-    program = forecast.program
-    own = forecast.least.copy()
+    size_model = of_convnet.size_model
+    assert size_model is not None
+    program = size_model.program
+    own = size_model.least.copy()
     # a workspace that only the smaller of the two recorded sizes takes
     born_in_step_0 = program._births()[min(program.partners.values())]
     own[born_in_step_0] += 64 * MIB
@@ -146,10 +146,10 @@ def test_what_was_found_for_the_memory_of_the_device_stays(of_convnet: Predictio
     assert result.needed_bytes is not None
     usable = int(1.05 * result.needed_bytes)
     found = dataclasses.replace(
-        result, needed_bytes=None, usable_memory_bytes=usable, fit=Judgement.FITS,
+        result, needed_bytes=None, usable_memory_bytes=usable, fit=FitStatus.FITS,
         peak_reserved_bytes=2 * usable,
     )  # fmt: skip
-    assert found.against_limit(usable).fit is Judgement.FITS
-    assert found.against_limit(usable - 1).fit is Judgement.DOES_NOT_FIT
-    close = dataclasses.replace(found, fit=Judgement.TOO_CLOSE)
-    assert close.against_limit(usable).fit is Judgement.TOO_CLOSE
+    assert found.against_limit(usable).fit is FitStatus.FITS
+    assert found.against_limit(usable - 1).fit is FitStatus.DOES_NOT_FIT
+    close = dataclasses.replace(found, fit=FitStatus.TOO_CLOSE)
+    assert close.against_limit(usable).fit is FitStatus.TOO_CLOSE

@@ -21,12 +21,12 @@ TUNED = workloads.finetune("llama-tiny", rank=8, base="nf4", prepare_for_kbit=Tr
 
 def predict_at_once(workload, config, device, **_):
     result = predicted(MIB, config=config, device=device, workload_name=workload.name)
-    return Prediction(result=result, forecast=None)
+    return Prediction(result=result, size_model=None)
 
 
 @pytest.fixture
 def panel(monkeypatch, nothing_ahead):
-    monkeypatch.setattr(questions, "predict_with_forecast", predict_at_once)
+    monkeypatch.setattr(questions, "predict_with_size_model", predict_at_once)
     with closing(memlab.panel(TUNED, device="rtx-4060")) as made:
         yield made
 

@@ -81,12 +81,12 @@ def predict_at_once(workload, config, device, *, on_progress, cancel):
     result = predicted(
         peak, config=config, device=device, workload_name=workload.name, peak_reserved_bytes=peak
     )
-    return Prediction(result=result, forecast=None)
+    return Prediction(result=result, size_model=None)
 
 
 @pytest.fixture
 def panel(search, monkeypatch, nothing_ahead):
-    monkeypatch.setattr(questions, "predict_with_forecast", predict_at_once)
+    monkeypatch.setattr(questions, "predict_with_size_model", predict_at_once)
     monkeypatch.setattr(job, "SETTLED_SECONDS", 0.0)
     monkeypatch.setattr(job, "LONGEST_SECONDS", 0.0)
     with closing(

@@ -11,7 +11,7 @@ from memlab._panel import choices, questions
 from memlab._panel.questions import Forecasts
 from memlab.devices import cards
 from memlab.devices.here import machine_memory_bytes
-from memlab.prediction.interpolation import REGROUPED, interpolated, regrouped
+from memlab.prediction.interpolation import REGROUPED, estimate_accumulation, interpolated
 from tests.forecast_parts import answered, of_estimates, predicted, question, sizes, worker
 from tests.panel_parts import PATIENCE_SECONDS, find, make_result, make_workload, opened, until
 
@@ -19,7 +19,7 @@ from tests.panel_parts import PATIENCE_SECONDS, find, make_result, make_workload
 @pytest.fixture(scope="module")
 def base():
     """A real prediction of the tiny workload at batch size 8."""
-    return api.predict_with_forecast(make_workload(), StepConfig(batch_size=8), "cpu")
+    return api.predict_with_size_model(make_workload(), StepConfig(batch_size=8), "cpu")
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_run_of_another_time_has_the_worker_asked_again_and_nothing_blank_mean
 def test_interpolating_gives_what_the_worker_would_have_said(base):
     config = StepConfig(batch_size=32)
     estimate = interpolated(base, config)
-    asked = api.predict_with_forecast(make_workload(), config, "cpu").result
+    asked = api.predict_with_size_model(make_workload(), config, "cpu").result
     assert estimate.config == asked.config == config
     assert estimate.peak_allocated_bytes == asked.peak_allocated_bytes
     assert estimate.peak_by_category == asked.peak_by_category
@@ -84,7 +84,7 @@ def test_interpolating_gives_what_the_worker_would_have_said(base):
 
 
 def test_what_was_recorded_is_not_called_interpolated(base):
-    estimate = interpolated(base, StepConfig(batch_size=base.forecast.program.size))
+    estimate = interpolated(base, StepConfig(batch_size=base.size_model.program.size))
     assert "interpolated" not in estimate.message
     assert estimate.uncertainty == base.result.uncertainty
 
@@ -94,10 +94,10 @@ def test_what_was_recorded_is_not_called_interpolated(base):
 @pytest.mark.slow
 def test_the_uncertainty_of_interpolation_and_of_another_accumulation_holds(name, device):
     workload = memlab.workloads.get(name)
-    base = api.predict_with_forecast(workload, StepConfig(batch_size=8), device)
+    base = api.predict_with_size_model(workload, StepConfig(batch_size=8), device)
     for batch_size, steps in ((5, 1), (32, 1), (16, 2), (32, 4)):
         config = StepConfig(batch_size=batch_size, accumulation_steps=steps)
-        estimate = interpolated(base, config) if steps == 1 else regrouped(base, config)
+        estimate = interpolated(base, config) if steps == 1 else estimate_accumulation(base, config)
         asked = api.predict(workload, config, device)
         error = estimate.counted_peak.nbytes / asked.counted_peak.nbytes - 1
         stated = estimate.uncertainty[f"peak_{estimate.counted_peak.kind}_bytes"]
@@ -271,8 +271,8 @@ def test_a_card_that_is_not_here_is_kept_instead_of_run_and_says_why(panel):
 
 def test_a_prediction_names_the_operators_of_its_moments():
     workload = workloads.get("gpt-small", num_layers=2, sequence_length=16)
-    found = api.predict_with_forecast(workload, StepConfig(batch_size=2), "t4")
-    ran = found.forecast.ran((2,))
+    found = api.predict_with_size_model(workload, StepConfig(batch_size=2), "t4")
+    ran = found.size_model.ran((2,))
     timeline = found.result.timeline
     assert len(ran) == int(timeline.operator.max())
     place = found.result.peak_place

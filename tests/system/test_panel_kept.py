@@ -30,13 +30,13 @@ class Worker:
             workload_name=workload.name,
             peak_reserved_bytes=2 * peak,
         )
-        return Prediction(result=result, forecast=None)
+        return Prediction(result=result, size_model=None)
 
 
 @pytest.fixture
 def worker(monkeypatch):
     made = Worker()
-    monkeypatch.setattr(questions, "predict_with_forecast", made)
+    monkeypatch.setattr(questions, "predict_with_size_model", made)
     yield made
     made.go.set()
 

@@ -232,9 +232,9 @@ def test_the_sizes_beside_the_one_on_screen_are_predicted_ahead(monkeypatch):
     def stand_in(workload, config, device, *, on_progress, cancel):
         asked.append((workload.name, len(workload.make_batch(1)[0])))
         result = predicted(config=config, workload_name=workload.name, device=device)
-        return Prediction(result=result, forecast=None)
+        return Prediction(result=result, size_model=None)
 
-    monkeypatch.setattr(questions, "predict_with_forecast", stand_in)
+    monkeypatch.setattr(questions, "predict_with_size_model", stand_in)
     with closing(memlab.panel(fit_to(), device="cpu", config=StepConfig(batch_size=2))):
         near = ["fit, length 4", "fit, length 16", "fit, length 32"]
         until(lambda: {name for name, _ in asked} == {"fit", *near})

@@ -15,9 +15,9 @@ from torch import nn
 from benchmarks.ranks import Ranks
 from memlab import Outcome, StepConfig, StepResult, measure, predict, verify
 from memlab.runtime import isolation, rank_group
-from memlab.runtime.job import Job
 from memlab.runtime.measure import MOST_UNSEEN_BYTES
 from memlab.runtime.rank_group import measure_ranks, together
+from memlab.runtime.wire import Job
 from tests.models import half_used, made_of
 from tests.rank_parts import ODD, WIDTH, faulty, left_running, running, two_stacks
 

@@ -79,8 +79,6 @@ class Kind:
         learning_rate: that it begins with: PyTorch's default for AdamW, and for Adafactor, whose
             rate is relative to a weight's size.
         only: why it has one implementation; "" if it has those of `OptimizerImplementation`.
-        goes_by_shape: whether the update of a parameter depends on its shape.
-        not_divided: why it cannot update a part of a parameter, a DTensor; "" if it can.
     """
 
     made_by: str
@@ -88,8 +86,6 @@ class Kind:
     state: str
     learning_rate: float = 1e-3
     only: str = ""
-    goes_by_shape: bool = False
-    not_divided: str = ""
 
 
 KINDS: dict[Any, Kind] = {
@@ -108,18 +104,12 @@ KINDS: dict[Any, Kind] = {
         title="Adafactor",
         state="keeps one row and one column of numbers for each matrix",
         learning_rate=1e-2,
-        goes_by_shape=True,
-        not_divided="torch.optim.Adafactor takes norms of a DTensor in place, which DTensor does "
-        "not implement (torch 2.13)",
     ),
     Optimizer.ADAMW_8BIT: Kind(
         made_by="AdamW8bit",
         title="AdamW, 8-bit state",
         state="keeps two numbers of one byte for each weight (bitsandbytes)",
         only="bitsandbytes has one implementation, which is fused",
-        goes_by_shape=True,
-        not_divided="bitsandbytes knows no DTensor, as which each rank holds its part of a "
-        "parameter",
     ),
     Optimizer.MUON: Kind(
         made_by="muon_and_adamw",
@@ -127,7 +117,6 @@ KINDS: dict[Any, Kind] = {
         state="keeps one number for each weight of a matrix, and two for all others and for "
         "embeddings, which go to AdamW",
         only="torch.optim.Muon has one implementation, of one parameter after another",
-        goes_by_shape=True,
     ),
     Optimizer.LION: Kind(
         made_by="Lion",

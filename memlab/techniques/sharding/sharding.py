@@ -36,7 +36,7 @@ from memlab.techniques.sharding.ranks import (
 from memlab.techniques.sharding.sharding_source import source
 from memlab.techniques.technique import (
     Control,
-    Keeps,
+    Equivalence,
     Refusal,
     Setup,
     Technique,
@@ -60,9 +60,9 @@ GROUPS = (None, 2, 4, 8, 16, 32, 64)
 TENSOR_PARALLEL = (1, 2, 4, 8, 16)
 
 
-def says(asked: Setup) -> str:
+def says(setup: Setup) -> str:
     """Say who computes what and keeps what between updates."""
-    config = asked.config
+    config = setup.config
     if config.sharding is Sharding.NONE:
         return ""
     if config.world_size == 1:
@@ -295,9 +295,9 @@ def pairs() -> Mapping[str, tuple[Pair, ...]]:
     return {name: tuple(Pair(**row) for row in rows) for name, rows in tables.items()}
 
 
-def refusals(asked: Setup) -> Iterator[Refusal]:
+def refusals(setup: Setup) -> Iterator[Refusal]:
     """Refuse settings that do not go with a strategy."""
-    config = asked.config
+    config = setup.config
     if config.sharding is Sharding.NONE:
         return
 
@@ -352,9 +352,9 @@ def _why_not_compiled(config: StepConfig) -> str:
     return ""
 
 
-def notes(asked: Setup) -> list[str]:
+def notes(setup: Setup) -> list[str]:
     """Say what the ranks do that one process does not."""
-    config = asked.config
+    config = setup.config
     own = deepspeed_engine.notes(config) if config.is_deepspeed else []
     if config.sharding is Sharding.NONE:
         return own
@@ -377,7 +377,7 @@ SHARDING = Technique(
         "shard_group_size",
         "sync_each_micro_batch",
     ),
-    keeps=Keeps.ROUNDED,
+    equivalence=Equivalence.NUMERICAL,
     refusals=refusals,
     source=source,
     notes=notes,

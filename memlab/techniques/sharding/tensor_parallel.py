@@ -253,7 +253,7 @@ Key = tuple[str, str]
 Loss = Callable[[], torch.Tensor]
 
 
-def divide(model: nn.Module, mesh: DeviceMesh, loss_of_few: Loss) -> "Division":
+def divide(model: nn.Module, mesh: DeviceMesh, loss_of_few: Loss) -> "TensorParallelPlan":
     """Divide the layers of a model in place, as far as possible.
 
     Args:
@@ -261,7 +261,7 @@ def divide(model: nn.Module, mesh: DeviceMesh, loss_of_few: Loss) -> "Division":
         mesh: the ranks that divide it, one dimension.
         loss_of_few: runs the forward on a few samples and returns the loss.
     """
-    found = Division(model, mesh)
+    found = TensorParallelPlan(model, mesh)
     try:
         while not found.is_tried(loss_of_few):
             pass
@@ -272,7 +272,7 @@ def divide(model: nn.Module, mesh: DeviceMesh, loss_of_few: Loss) -> "Division":
     return found
 
 
-class Division:
+class TensorParallelPlan:
     """What has been found out so far.
 
     Attributes:
@@ -476,7 +476,9 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
 MOST_NAMES = 12  # of layers in a note
 
 
-def apply(model: nn.Module, mesh: DeviceMesh, loss_of_few: Callable[[], torch.Tensor]) -> Division:
+def apply(
+    model: nn.Module, mesh: DeviceMesh, loss_of_few: Callable[[], torch.Tensor]
+) -> TensorParallelPlan:
     """Divide the layers of a model in place and return what was found out about them.
 
     Args:
@@ -520,7 +522,7 @@ def in_micro_batch(
     return context
 
 
-def notes(found: Division, before: int) -> tuple[str, ...]:
+def notes(found: TensorParallelPlan, before: int) -> tuple[str, ...]:
     """Say which layers are divided and how, and how much each rank keeps.
 
     Args:
@@ -563,7 +565,7 @@ How = tuple[str, int | None]
 """The role of a layer, and the dimension along which its weight is divided."""
 
 
-def layers_by_path(found: Division) -> dict[str, How]:
+def layers_by_path(found: TensorParallelPlan) -> dict[str, How]:
     """Return how each layer is divided, by its path, in the order of the forward.
 
     Layers whose paths differ in numbers only, as those of repeated blocks do, are one entry with
