@@ -13,7 +13,7 @@ import linecache
 import math
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -384,24 +384,32 @@ def _method(value: Any, write: Write, _: Bind) -> str:
     return f"{write(value.__self__)}.{method_name(value)}"
 
 
-def _dataclass(value: Any, write: Write, bind: Bind) -> str:
-    given: dict[str, Any] = {}
-    for field in dataclasses.fields(value):
-        own = getattr(value, field.name)
-        if field.init and field.default is not own and not values_equal(own, field.default):
-            given[field.name] = own
-    made = type(value)(**given)
-    for name in (field.name for field in dataclasses.fields(value)):
-        own, again = getattr(value, name), getattr(made, name)
-        if own is not again and not values_equal(own, again):
-            raise NoSource(f"its field {name} is not what {type(value).__name__} makes of it")
-    written = [f"{name}={write(own)}" for name, own in given.items()]
+def _call_of_class(value: Any, arguments: Mapping[str, Any], write: Write, bind: Bind) -> str:
+    """Return the call of an object's class with these arguments by name."""
+    written = [f"{name}={write(own)}" for name, own in arguments.items()]
     return call(bind(type(value).__name__, type(value)), written)
 
 
+def _other_than(defaults: Mapping[str, Any], value: Any) -> dict[str, Any]:
+    """Return the attributes of an object that are not these defaults."""
+    own = {name: getattr(value, name, default) for name, default in defaults.items()}
+    return {name: held for name, held in own.items()
+            if held is not defaults[name] and not values_equal(held, defaults[name])}  # fmt: skip
+
+
+def _dataclass(value: Any, write: Write, bind: Bind) -> str:
+    fields = dataclasses.fields(value)
+    given = _other_than({field.name: field.default for field in fields if field.init}, value)
+    made = type(value)(**given)
+    if different := _other_than({field.name: getattr(made, field.name) for field in fields}, value):
+        name = next(iter(different))
+        raise NoSource(f"its field {name} is not what {type(value).__name__} makes of it")
+    return _call_of_class(value, given, write, bind)
+
+
 def _named_tuple(value: Any, write: Write, bind: Bind) -> str:
-    given = [f"{name}={write(getattr(value, name))}" for name in value._fields]
-    return call(bind(type(value).__name__, type(value)), given)
+    named = {name: getattr(value, name) for name in value._fields}
+    return _call_of_class(value, named, write, bind)
 
 
 def _enum(value: Any, _: Write, bind: Bind) -> str:
@@ -450,17 +458,13 @@ def _module(value: Any, write: Write, bind: Bind) -> str:
     if not is_known or [*value.parameters(), *value.buffers(), *value.children()]:
         raise NoSource(f"it is a {kind.__name__}, a torch.nn.Module whose weights have no source")
 
-    given: dict[str, Any] = {}
-    for name, parameter in inspect.signature(kind).parameters.items():
-        own = getattr(value, name, parameter.default)
-        if own is not parameter.default and not values_equal(own, parameter.default):
-            given[name] = own
+    parameters = inspect.signature(kind).parameters
+    given = _other_than({name: each.default for name, each in parameters.items()}, value)
     made = kind(**given)
     different = [n for n, own in vars(value).items() if not values_equal(own, vars(made).get(n))]
     if different and different != ["training"]:
         raise NoSource(f"it is a {kind.__name__} that was changed after it was made")
-    written = [f"{n}={write(own)}" for n, own in given.items()]
-    return call(bind(kind.__name__, kind), written) + ("" if value.training else ".eval()")
+    return _call_of_class(value, given, write, bind) + ("" if value.training else ".eval()")
 
 
 def _alias(value: Any, write: Write, _: Bind) -> str:
