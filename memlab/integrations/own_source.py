@@ -53,9 +53,7 @@ def function_source(function: FunctionType, name: str, *, decorated: bool = Fals
     if isinstance(node, ast.Lambda):
         return _def_of_lambda(text, node, name)
 
-    header = node.decorator_list[0].lineno if decorated and node.decorator_list else node.lineno
-    start = "@" if header != node.lineno else ""
-    own = _dedented(text, header, node, start)
+    own = _dedented(text, node, decorated=decorated)
     before, keyword, after = own.partition(f"def {node.name}")
     return f"{before}def {name}{after}" if keyword else own
 
@@ -90,9 +88,7 @@ def class_source(kind: type, left_out: tuple[str, ...] = ()) -> str:
     node = min(nodes, key=lambda n: (n.end_lineno or 0) - n.lineno)
     if not _is_as_written(kind, node):
         raise NoSource(STALE)
-    header = node.decorator_list[0].lineno if node.decorator_list else node.lineno
-    without = [part for part in node.body if getattr(part, "name", None) in left_out]
-    return _dedented(text, header, node, "@" if node.decorator_list else "", without)
+    return _dedented(text, node, decorated=True, left_out=left_out)
 
 
 def plain_values(body: Sequence[ast.stmt]) -> dict[str, Any]:
@@ -223,28 +219,26 @@ def _def_of_lambda(text: str, node: ast.Lambda, name: str) -> str:
     return f"def {name}({arguments}):\n    return {body}"
 
 
-def _dedented(
-    text: str, header: int, node: Any, start: str = "", without: list[Any] | None = None
-) -> str:
+def _dedented(text: str, node: Any, *, decorated: bool, left_out: tuple[str, ...] = ()) -> str:
     """Return the lines of a definition, moved to the left margin, without some of its parts."""
-    lines = text.splitlines()
+    first = _first_line(node) if decorated else node.lineno
     gone = {
         line
-        for part in without or ()
+        for part in node.body
+        if getattr(part, "name", None) in left_out
         for line in range(_first_line(part) - 1, part.end_lineno + 1)  # and the line before it
     }
-    kept = [lines[n - 1] for n in range(header, node.end_lineno + 1) if n not in gone]
+    lines = text.splitlines()
+    kept = [lines[n - 1] for n in range(first, node.end_lineno + 1) if n not in gone]
     found = textwrap.dedent("\n".join(kept)).strip()
-    if not start:  # `x = 1; def` cannot be, but a semicolon may follow
+    if first == node.lineno:  # `x = 1; def` cannot be, but a semicolon may follow
         found = found.rstrip(";")
 
     # to dedent changes a text of several lines that begins further left
-    plain = ast.parse(ast.unparse(node)).body[0]
-    if not start and not isinstance(plain, ast.ClassDef):
-        plain.decorator_list = []  # type: ignore[attr-defined]
-    if without:
-        names = {part.name for part in without}
-        plain.body = [p for p in plain.body if getattr(p, "name", None) not in names]  # type: ignore[attr-defined]
+    plain: Any = ast.parse(ast.unparse(node)).body[0]
+    if not decorated:
+        plain.decorator_list = []
+    plain.body = [part for part in plain.body if getattr(part, "name", None) not in left_out]
     try:
         same = ast.dump(ast.parse(found).body[0]) == ast.dump(plain)
     except (SyntaxError, IndexError):
