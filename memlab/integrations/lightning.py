@@ -217,6 +217,7 @@ def _own_loader(reading: SourceReading, module: Any) -> Any:
 def _read_batch_size(reading: SourceReading, loader: Any) -> int | None:
     """Report the loader; return the samples of an update, or None if it does not say."""
     steps = reading.whole_number("accumulate_grad_batches", 1)
+    reading.take("accumulate_grad_batches", accumulation_steps=steps)
     sampler = getattr(loader, "batch_sampler", None)
     size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None)
     reading.add("dataloader", None if loader is None else type(loader).__name__)
@@ -227,11 +228,9 @@ def _read_batch_size(reading: SourceReading, loader: Any) -> int | None:
             batch_size=size * steps,
         )  # fmt: skip
         reading.skip("dataloader", "the module has the samples")
-        reading.take("accumulate_grad_batches", accumulation_steps=steps)
         return int(size) * steps
 
     total = max(DEFAULT_BATCH, steps)
-    reading.take("accumulate_grad_batches", accumulation_steps=steps)
     why = (
         "a Trainer holds no data: pass from_trainer(trainer, module, dataloader=...)"
         if loader is None

@@ -208,18 +208,17 @@ def _read_compiling(reading: SourceReading) -> None:
     old = values.get("torchdynamo")
     backend = values.get("torch_compile_backend") or old
     mode = values.get("torch_compile_mode")
+    names = ("torch_compile", "torch_compile_backend", "torchdynamo")
     if not (values.get("torch_compile") or backend or mode):
-        for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode", "torchdynamo"):
+        for name in (*names, "torch_compile_mode"):
             reading.skip(name)
         return
 
-    if backend in (None, "inductor"):
-        reading.take("torch_compile", compile=True)
-        reading.take("torch_compile_backend", compile=True)
-        reading.take("torchdynamo", compile=True)
-    else:
-        why = f"memlab compiles with Inductor, not with {shown(backend)}; the config does not"
-        for name in ("torch_compile", "torch_compile_backend", "torchdynamo"):
+    for name in names:
+        if backend in (None, "inductor"):
+            reading.take(name, compile=True)
+        else:
+            why = f"memlab compiles with Inductor, not with {shown(backend)}; the config does not"
             reading.leave(name, why, compile=False)
 
     if mode is None:
