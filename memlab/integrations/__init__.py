@@ -8,7 +8,8 @@
   `templates/`. `definitions.py` writes a person's functions and values, which `own_source.py`
   finds, and `script_file.py` puts the file together.
 - `snapshot.py`: a memory snapshot of PyTorch, and what was free in it; `snapshot_file.py` reads it;
-  `snapshot_blocks.py`: who holds what; `snapshot_comparison.py`: beside a prediction.
+  `snapshot_blocks.py`: who holds what; `snapshot_comparison.py`: beside a prediction, by
+  `snapshot_alignment.py`.
 - `training_step.py`: the step over batches of one's own; `estimator.py`: for scikit-learn;
   `lightning_recorder.py`: a callback.
 """

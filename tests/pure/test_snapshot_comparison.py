@@ -12,9 +12,10 @@ from matplotlib.patches import Polygon
 import memlab
 from memlab import plots
 from memlab._util.units import MIB
-from memlab.integrations import snapshot_comparison
+from memlab.integrations import snapshot_alignment
+from memlab.integrations.snapshot_alignment import align
 from memlab.integrations.snapshot_blocks import BLOCK
-from memlab.integrations.snapshot_comparison import BEFORE, Difference, align, compare_with_trace
+from memlab.integrations.snapshot_comparison import BEFORE, Difference, compare_with_trace
 from memlab.trace import Phase
 from tests.comparison_parts import Event, repeated, snapshot_of, story, trace_of
 from tests.figure_parts import texts_of
@@ -274,7 +275,7 @@ def test_a_snapshot_without_events_and_a_cpu_are_refused(tmp_path):
 
 
 def test_steps_too_long_and_too_different_are_refused(monkeypatch):
-    monkeypatch.setattr(snapshot_comparison, "MOST_CELLS", 8)
+    monkeypatch.setattr(snapshot_alignment, "MOST_CELLS", 8)
     sides = [blocks([(512 * size, -1) for size in sizes]) for sizes in ((1, 2, 3), (4, 5, 6))]
     with pytest.raises(memlab.MemlabError, match="has 3 allocations and the predicted one 3"):
         align(*sides)
@@ -415,7 +416,7 @@ BLOCKS = st.lists(st.tuples(st.integers(1, 5).map(lambda n: 512 * n**3), st.inte
 @given(BLOCKS, BLOCKS, st.sampled_from([1, 2**20]))
 def test_any_alignment_is_in_order_whole_and_heaviest(a, b, cells):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(snapshot_comparison, "DIRECT_CELLS", cells)
+        patch.setattr(snapshot_alignment, "DIRECT_CELLS", cells)
         pairs = align(blocks(a), blocks(b))
         # blocks that only one side has, so that nothing is paired as an equal beginning or end
         ends = [blocks([(512 * size, -1), *side, (512 * (size + 1), -1)])
@@ -431,4 +432,4 @@ def test_any_alignment_is_in_order_whole_and_heaviest(a, b, cells):
     for i, j in np.concatenate([pairs.same, pairs.moved]).tolist():
         assert a[i][0] == b[j][0]
     small = [sorted((a[i][0], b[j][0])) for i, j in pairs.resized.tolist()]
-    assert all(large <= snapshot_comparison.LIKE_SIZE * little for little, large in small)
+    assert all(large <= snapshot_alignment.LIKE_SIZE * little for little, large in small)
