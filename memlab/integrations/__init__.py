@@ -1,12 +1,12 @@
 """Integrations: trainers, config files, scripts and snapshots of other libraries, in and out.
 
 - `from_trainer.py`: a trainer or a config file in, a workload and a `StepConfig` out. Start here.
-  `reading.py` reports every field, and `fields.json` names those that need no code;
-  `transformers_trainer.py` (with trl's), `transformers_workload.py`, `transformers_arguments.py`,
-  `lightning.py`, `config_files.py` (of accelerate and DeepSpeed): the sources.
-- `export.py`: a step as a file without memlab. `definitions.py` writes a person's functions and
-  values, which `own_source.py` finds, `script_file.py` puts the file together, and `flavors.py`
-  writes the loop of each library, whose text is in `templates/`.
+  It reads config files of accelerate and DeepSpeed itself; `transformers_trainer.py` (with trl's),
+  `transformers_workload.py` and `lightning.py` read trainers. `reading.py` reports every field, and
+  `fields.json` names those that need no code.
+- `export.py`: a step as a file without memlab, around the loop of each library, whose text is in
+  `templates/`. `definitions.py` writes a person's functions and values, which `own_source.py`
+  finds, and `script_file.py` puts the file together.
 - `snapshot.py`: a memory snapshot of PyTorch, and what was free in it; `snapshot_file.py` reads it;
   `snapshot_blocks.py`: who holds what; `snapshot_comparison.py`: beside a prediction, by
   `snapshot_alignment.py`.

@@ -13,6 +13,7 @@ import inspect
 import re
 import sys
 from collections.abc import Mapping
+from operator import attrgetter
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -72,6 +73,7 @@ READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 WRITES = ("STORE_GLOBAL", "DELETE_GLOBAL")
 OF_A_MODULE = frozenset({"__name__", "__doc__", "__package__", "__spec__", "__builtins__"})
 OWN_NAMES = frozenset(dir(builtins)) | OF_A_MODULE
+SPAN = attrgetter("lineno", "col_offset", "end_lineno", "end_col_offset")  # of a node
 FUTURE_ANNOTATIONS = 0x1000000  # the flag of `from __future__ import annotations`
 
 
@@ -236,23 +238,14 @@ class Definitions:
 
         `lambda n, size=size: ...` in a loop has another `size` each time.
         """
-        node: Any = ast.parse(text).body[0]
-        given = function.__defaults__ or ()
-        plain = list(zip(node.args.defaults, given, strict=True)) if given else []
-        named = function.__kwdefaults__ or {}
-        for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
-            if default is not None:
-                plain.append((default, named[argument.arg]))
-        edits = []
-        for default, value in plain:
-            if not isinstance(default, ast.Constant):
-                at = (
-                    default.lineno,
-                    default.col_offset,
-                    default.end_lineno,
-                    default.end_col_offset,
-                )
-                edits.append((*at, self.expression(value)))
+        arguments = ast.parse(text).body[0].args  # type: ignore[attr-defined]
+        plain, named = function.__defaults__ or (), function.__kwdefaults__ or {}
+        pairs = list(zip(arguments.defaults, plain, strict=True)) if plain else []
+        pairs += [(default, named[argument.arg])
+                  for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults,
+                                               strict=True) if default is not None]  # fmt: skip
+        edits = [(*SPAN(default), self.expression(value)) for default, value in pairs
+                 if not isinstance(default, ast.Constant)]  # fmt: skip
         return _edited(text, edits)
 
 

@@ -17,10 +17,13 @@ from memlab.errors import ConfigError, WorkloadError
 from memlab.integrations.reading import (
     NO_WORKLOAD,
     SHARDING,
+    TABLES,
     ImportedTraining,
     KeptSamples,
     SourceReading,
     first_samples,
+    ignore,
+    is_on_cpu,
     of_lightning,
     read_optimizer,
     take_mixed,
@@ -31,16 +34,8 @@ from memlab.workload import Workload
 
 # A LightningModule as a workload: its `training_step` is the loss, a copy of it the model.
 
+TABLE = TABLES["lightning"]
 LIBRARIES = ("lightning", "pytorch_lightning", "lightning_fabric")
-STEP_HOOKS = (
-    "optimizer_step", "optimizer_zero_grad", "backward", "configure_gradient_clipping",
-    "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step",
-    "on_train_batch_start", "on_train_batch_end", "on_train_start", "transfer_batch_to_device",
-    "on_before_batch_transfer", "on_after_batch_transfer", "training_step_end", "lr_scheduler_step",
-    "configure_sharded_model", "setup", "prepare_data", "on_fit_start", "on_train_epoch_start",
-    "configure_callbacks",
-)  # fmt: skip
-HARMLESS = ("prepare_data", "lr_scheduler_step")
 DEFAULT_BATCH = 8
 
 
@@ -97,10 +92,6 @@ def copied(module: Any) -> Any:
     return made
 
 
-def ignore(*_: Any, **__: Any) -> None:
-    """Do nothing: what a module logs is not wanted here."""
-
-
 def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
     """Return the loss of a batch: `compute_loss` of a workload whose model returns it."""
     loss: torch.Tensor = model(batch)
@@ -134,14 +125,10 @@ def read_module(reading: SourceReading, module: Any, dataloader: Any) -> Workloa
     )
     return Workload(
         name=type(module).__name__,
-        build_model=CopiedLightningModule(module if _is_on_cpu(module) else copied(module)),
+        build_model=CopiedLightningModule(module if is_on_cpu(module) else copied(module)),
         make_batch=KeptSamples(samples, loader.collate_fn),
         compute_loss=loss_of,
     )
-
-
-def _is_on_cpu(module: torch.nn.Module) -> bool:
-    return all(p.device.type == "cpu" for p in module.parameters())
 
 
 def _is_overridden(module: Any, name: str) -> bool:
@@ -161,12 +148,12 @@ def _read_hooks(reading: SourceReading, module: Any) -> None:
             "the module optimizes by itself (automatic_optimization=False) or has no "
             "training_step, so there is no workload; write a memlab.Workload with its loss",
         )
-    for name in STEP_HOOKS:
+    for name in TABLE["hooks"]:
         if not _is_overridden(module, name):
             continue
         part = f"module.{name}"
         reading.add(part, f"{type(module).__name__}.{name}")
-        if name in HARMLESS:
+        if name in TABLE["harmless hooks"]:
             reading.skip(part, "it does not run within a step")
         else:
             reading.leave(part, "memlab does not call hooks; what this one does is missing")
@@ -230,6 +217,7 @@ def _own_loader(reading: SourceReading, module: Any) -> Any:
 def _read_batch_size(reading: SourceReading, loader: Any) -> int | None:
     """Report the loader; return the samples of an update, or None if it does not say."""
     steps = reading.whole_number("accumulate_grad_batches", 1)
+    reading.take("accumulate_grad_batches", accumulation_steps=steps)
     sampler = getattr(loader, "batch_sampler", None)
     size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None)
     reading.add("dataloader", None if loader is None else type(loader).__name__)
@@ -240,11 +228,9 @@ def _read_batch_size(reading: SourceReading, loader: Any) -> int | None:
             batch_size=size * steps,
         )  # fmt: skip
         reading.skip("dataloader", "the module has the samples")
-        reading.take("accumulate_grad_batches", accumulation_steps=steps)
         return int(size) * steps
 
     total = max(DEFAULT_BATCH, steps)
-    reading.take("accumulate_grad_batches", accumulation_steps=steps)
     why = (
         "a Trainer holds no data: pass from_trainer(trainer, module, dataloader=...)"
         if loader is None
@@ -254,37 +240,8 @@ def _read_batch_size(reading: SourceReading, loader: Any) -> int | None:
     return None
 
 
-LENGTH = "it is about how long the training lasts"
-REPORTS = "it is about logging, evaluation, saving or reports"
-NOT_CONCERNED: dict[str, tuple[str, ...]] = {
-    LENGTH: (
-        "fast_dev_run", "max_epochs", "min_epochs", "max_steps", "min_steps", "max_time",
-        "limit_train_batches", "overfit_batches",
-    ),
-    REPORTS: (
-        "logger", "limit_val_batches", "limit_test_batches", "limit_predict_batches",
-        "val_check_interval", "check_val_every_n_epoch", "num_sanity_val_steps",
-        "log_every_n_steps", "enable_checkpointing", "enable_progress_bar",
-        "enable_model_summary", "inference_mode", "profiler", "barebones", "default_root_dir",
-        "enable_autolog_hparams", "model_registry", "weights_save_path", "track_grad_norm",
-    ),
-    "it is about how batches are loaded": (
-        "reload_dataloaders_every_n_epochs", "use_distributed_sampler", "replace_sampler_ddp",
-    ),
-    "memlab is given the device when it measures or predicts": ("accelerator",),
-    "what they chose is read from the Trainer itself": ("plugins",),
-}  # fmt: skip
 NOT_KEPT = "(not kept by the Trainer)"
 OWN_STATISTICS = "the Trainer does not keep it; in memlab BatchNorm sees the samples of one rank"
-OBSERVERS = (
-    "DeviceStatsMonitor", "EarlyStopping",
-    "LearningRateMonitor", "ModelCheckpoint", "ModelSummary", "OnExceptionCheckpoint",
-    "ProgressBar", "RichModelSummary", "RichProgressBar", "SpikeDetection", "ThroughputMonitor",
-    "Timer", "TQDMProgressBar",
-)  # fmt: skip
-FULL = {"bf16-true": "bf16", "16-true": "fp16"}
-MIXED = {"bf16-mixed": "bf16-mixed", "16-mixed": "fp16-mixed", "bf16": "bf16-mixed",
-         "16": "fp16-mixed"}  # fmt: skip
 
 
 def read_lightning(
@@ -307,14 +264,13 @@ def read_lightning(
         )
 
     reading = SourceReading(_arguments(trainer))
+    reading.use_table("lightning")
     formats = () if module is None else number_formats(module)
     _read_precision(reading, trainer, formats)
     _read_clipping(reading)
     _read_devices(reading, trainer)
     _read_callbacks(reading, trainer)
     _read_switches(reading, trainer)
-    for why, names in NOT_CONCERNED.items():
-        reading.skip_all(names, why)
 
     workload = read_module(reading, module, dataloader)
     if world_size is not None:
@@ -351,15 +307,14 @@ def _in_words(value: Any) -> str:
 def _read_precision(reading: SourceReading, trainer: Any, formats: tuple[str, ...]) -> None:
     name = str(reading.values["precision"])
     plugin = type(trainer.precision_plugin)
-    if plugin.__module__.partition(".")[0] not in ("lightning", "pytorch_lightning",
-                                                   "lightning_fabric"):  # fmt: skip
+    mixed, others = TABLE["mixed precisions"], TABLE["other precisions"]
+    if plugin.__module__.partition(".")[0] not in LIBRARIES:
         reading.leave("precision", f"memlab cannot know what {plugin.__name__} does to numbers")
-    elif name in MIXED:
-        take_mixed(reading, "precision", MIXED[name], formats)
-    elif name in FULL:
-        reading.take("precision", precision=FULL[name])
-    elif name in ("32-true", "32"):
-        reading.take("precision", "the formats of the module stay", precision="as-built")
+    elif name in mixed:
+        take_mixed(reading, "precision", mixed[name], formats)
+    elif name in others:
+        why = "the formats of the module stay" if others[name] == "as-built" else ""
+        reading.take("precision", why, precision=others[name])
     else:
         reading.leave("precision", f"memlab has no precision like {name!r}", precision="as-built")
 
@@ -384,8 +339,6 @@ def _read_devices(reading: SourceReading, trainer: Any) -> None:
         reading.skip("strategy", "one device holds the whole model, as in memlab")
     else:
         reading.leave("strategy", SHARDING)
-    for name in ("devices", "num_nodes"):
-        reading.leave_unless((1, NOT_KEPT), name, SHARDING)
     if is_single:
         reading.skip("sync_batchnorm", "there is one process")
     else:
@@ -394,12 +347,12 @@ def _read_devices(reading: SourceReading, trainer: Any) -> None:
 
 def _read_callbacks(reading: SourceReading, trainer: Any) -> None:
     acting = [type(each).__name__ for each in trainer.callbacks
-              if type(each).__name__ not in OBSERVERS]  # fmt: skip
+              if type(each).__name__ not in TABLE["observers"]]  # fmt: skip
     if acting:
         reading.leave("callbacks", f"memlab calls no callbacks: {', '.join(acting)} may change a "
                                    "step")  # fmt: skip
     else:
-        reading.skip("callbacks", REPORTS)
+        reading.skip("callbacks", "it is about logging, evaluation, saving or reports")
 
 
 def _read_switches(reading: SourceReading, trainer: Any) -> None:
@@ -412,4 +365,3 @@ def _read_switches(reading: SourceReading, trainer: Any) -> None:
         reading.leave("deterministic", "memlab does not switch to deterministic kernels")
     else:
         reading.skip("deterministic")
-    reading.leave_unless((False, NOT_KEPT), "detect_anomaly", "memlab does not look for anomalies")

@@ -13,7 +13,7 @@ import linecache
 import math
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -53,9 +53,7 @@ def function_source(function: FunctionType, name: str, *, decorated: bool = Fals
     if isinstance(node, ast.Lambda):
         return _def_of_lambda(text, node, name)
 
-    header = node.decorator_list[0].lineno if decorated and node.decorator_list else node.lineno
-    start = "@" if header != node.lineno else ""
-    own = _dedented(text, header, node, start)
+    own = _dedented(text, node, decorated=decorated)
     before, keyword, after = own.partition(f"def {node.name}")
     return f"{before}def {name}{after}" if keyword else own
 
@@ -90,9 +88,7 @@ def class_source(kind: type, left_out: tuple[str, ...] = ()) -> str:
     node = min(nodes, key=lambda n: (n.end_lineno or 0) - n.lineno)
     if not _is_as_written(kind, node):
         raise NoSource(STALE)
-    header = node.decorator_list[0].lineno if node.decorator_list else node.lineno
-    without = [part for part in node.body if getattr(part, "name", None) in left_out]
-    return _dedented(text, header, node, "@" if node.decorator_list else "", without)
+    return _dedented(text, node, decorated=True, left_out=left_out)
 
 
 def plain_values(body: Sequence[ast.stmt]) -> dict[str, Any]:
@@ -223,28 +219,26 @@ def _def_of_lambda(text: str, node: ast.Lambda, name: str) -> str:
     return f"def {name}({arguments}):\n    return {body}"
 
 
-def _dedented(
-    text: str, header: int, node: Any, start: str = "", without: list[Any] | None = None
-) -> str:
+def _dedented(text: str, node: Any, *, decorated: bool, left_out: tuple[str, ...] = ()) -> str:
     """Return the lines of a definition, moved to the left margin, without some of its parts."""
-    lines = text.splitlines()
+    first = _first_line(node) if decorated else node.lineno
     gone = {
         line
-        for part in without or ()
+        for part in node.body
+        if getattr(part, "name", None) in left_out
         for line in range(_first_line(part) - 1, part.end_lineno + 1)  # and the line before it
     }
-    kept = [lines[n - 1] for n in range(header, node.end_lineno + 1) if n not in gone]
+    lines = text.splitlines()
+    kept = [lines[n - 1] for n in range(first, node.end_lineno + 1) if n not in gone]
     found = textwrap.dedent("\n".join(kept)).strip()
-    if not start:  # `x = 1; def` cannot be, but a semicolon may follow
+    if first == node.lineno:  # `x = 1; def` cannot be, but a semicolon may follow
         found = found.rstrip(";")
 
     # to dedent changes a text of several lines that begins further left
-    plain = ast.parse(ast.unparse(node)).body[0]
-    if not start and not isinstance(plain, ast.ClassDef):
-        plain.decorator_list = []  # type: ignore[attr-defined]
-    if without:
-        names = {part.name for part in without}
-        plain.body = [p for p in plain.body if getattr(p, "name", None) not in names]  # type: ignore[attr-defined]
+    plain: Any = ast.parse(ast.unparse(node)).body[0]
+    if not decorated:
+        plain.decorator_list = []
+    plain.body = [part for part in plain.body if getattr(part, "name", None) not in left_out]
     try:
         same = ast.dump(ast.parse(found).body[0]) == ast.dump(plain)
     except (SyntaxError, IndexError):
@@ -384,24 +378,32 @@ def _method(value: Any, write: Write, _: Bind) -> str:
     return f"{write(value.__self__)}.{method_name(value)}"
 
 
-def _dataclass(value: Any, write: Write, bind: Bind) -> str:
-    given: dict[str, Any] = {}
-    for field in dataclasses.fields(value):
-        own = getattr(value, field.name)
-        if field.init and field.default is not own and not values_equal(own, field.default):
-            given[field.name] = own
-    made = type(value)(**given)
-    for name in (field.name for field in dataclasses.fields(value)):
-        own, again = getattr(value, name), getattr(made, name)
-        if own is not again and not values_equal(own, again):
-            raise NoSource(f"its field {name} is not what {type(value).__name__} makes of it")
-    written = [f"{name}={write(own)}" for name, own in given.items()]
+def _call_of_class(value: Any, arguments: Mapping[str, Any], write: Write, bind: Bind) -> str:
+    """Return the call of an object's class with these arguments by name."""
+    written = [f"{name}={write(own)}" for name, own in arguments.items()]
     return call(bind(type(value).__name__, type(value)), written)
 
 
+def _other_than(defaults: Mapping[str, Any], value: Any) -> dict[str, Any]:
+    """Return the attributes of an object that are not these defaults."""
+    own = {name: getattr(value, name, default) for name, default in defaults.items()}
+    return {name: held for name, held in own.items()
+            if held is not defaults[name] and not values_equal(held, defaults[name])}  # fmt: skip
+
+
+def _dataclass(value: Any, write: Write, bind: Bind) -> str:
+    fields = dataclasses.fields(value)
+    given = _other_than({field.name: field.default for field in fields if field.init}, value)
+    made = type(value)(**given)
+    if different := _other_than({field.name: getattr(made, field.name) for field in fields}, value):
+        name = next(iter(different))
+        raise NoSource(f"its field {name} is not what {type(value).__name__} makes of it")
+    return _call_of_class(value, given, write, bind)
+
+
 def _named_tuple(value: Any, write: Write, bind: Bind) -> str:
-    given = [f"{name}={write(getattr(value, name))}" for name in value._fields]
-    return call(bind(type(value).__name__, type(value)), given)
+    named = {name: getattr(value, name) for name in value._fields}
+    return _call_of_class(value, named, write, bind)
 
 
 def _enum(value: Any, _: Write, bind: Bind) -> str:
@@ -450,17 +452,13 @@ def _module(value: Any, write: Write, bind: Bind) -> str:
     if not is_known or [*value.parameters(), *value.buffers(), *value.children()]:
         raise NoSource(f"it is a {kind.__name__}, a torch.nn.Module whose weights have no source")
 
-    given: dict[str, Any] = {}
-    for name, parameter in inspect.signature(kind).parameters.items():
-        own = getattr(value, name, parameter.default)
-        if own is not parameter.default and not values_equal(own, parameter.default):
-            given[name] = own
+    parameters = inspect.signature(kind).parameters
+    given = _other_than({name: each.default for name, each in parameters.items()}, value)
     made = kind(**given)
     different = [n for n, own in vars(value).items() if not values_equal(own, vars(made).get(n))]
     if different and different != ["training"]:
         raise NoSource(f"it is a {kind.__name__} that was changed after it was made")
-    written = [f"{n}={write(own)}" for n, own in given.items()]
-    return call(bind(kind.__name__, kind), written) + ("" if value.training else ".eval()")
+    return _call_of_class(value, given, write, bind) + ("" if value.training else ".eval()")
 
 
 def _alias(value: Any, write: Write, _: Bind) -> str:

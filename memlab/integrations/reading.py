@@ -144,10 +144,6 @@ class SourceReading:
         self.values[name] = value
         return name
 
-    def add_if_missing(self, name: str, value: Any) -> None:
-        """Add a part of the source unless it has one of this name."""
-        self.values.setdefault(name, value)
-
     def take(self, name: str, why: str = "", **settings: Any) -> None:
         """Report a field as imported into these settings."""
         self.settings |= settings
@@ -170,11 +166,6 @@ class SourceReading:
         """Report a field as one that does not concern the step."""
         self._report(name, FieldStatus.NOT_CONCERNED, "", why)
 
-    def skip_all(self, names: Iterable[str], why: str) -> None:
-        """Report those of these fields that the source has as not concerning the step."""
-        for name in names:
-            self.skip(name, why)
-
     def switch(self, name: str, is_on: object, **settings: Any) -> None:
         """Report a field as imported into these settings if it is on, and else as off."""
         if is_on:
@@ -189,7 +180,8 @@ class SourceReading:
         """
         table = TABLES[library]
         for row in table["not concerned"]:
-            self.skip_all(self._named(row["fields"]), row["why"])
+            for name in self._named(row["fields"]):
+                self.skip(name, row["why"])
         for row in table["not imported"]:
             for field, off in row["fields"].items():
                 for name in self._named([field]):
@@ -288,64 +280,50 @@ WHICH = "memlab_samples"  # in a batch of joined samples: the number of the firs
 class KeptSamples:
     """`make_batch` of a workload: n samples, collated.
 
+    Some collators join samples into rows of their own. Examples are sequences that are laid end to
+    end in one row, and pairs of which the first halves come before all second halves. Such a batch
+    is divided by collating its samples again, so that it says which they are.
+
     Attributes:
         samples: the first of the data set.
         collate: the trainer's own.
         length: to which each sample is cut or repeated; None leaves them as they are.
+        joins: whether the collator joins samples.
     """
 
     samples: list[Any]
     collate: Callable[[list[Any]], Any]
     length: int | None = None
+    joins: bool = False
 
     def __call__(self, n: int) -> Any:
         """Return a batch of n samples; a mapping becomes a dict."""
-        return self.of(0, n)
+        return self._of(0, n)
 
-    def of(self, first: int, n: int) -> Any:
+    def count(self, batch: Any) -> int:
+        """Return the number of samples in a joined batch: `count_samples` of the workload."""
+        number: int = batch[WHICH][1]
+        return number
+
+    def split(self, batch: Any, sizes: list[int]) -> list[Any]:
+        """Return joined batches of these numbers of samples: `split_batch` of the workload."""
+        firsts = itertools.accumulate(sizes, initial=batch[WHICH][0])
+        return [self._of(first, size) for first, size in zip(firsts, sizes, strict=False)]
+
+    def _of(self, first: int, n: int) -> Any:
         """Return a batch of the n samples from number `first` on."""
         chosen = [self.samples[i % len(self.samples)] for i in range(first, first + n)]
         if self.length is not None:
             chosen = [resized(each, self.length) for each in chosen]
         # some collators write into the samples
         batch = self.collate([copy.copy(each) for each in chosen])
-        return dict(batch) if isinstance(batch, Mapping) else batch
+        if not isinstance(batch, Mapping):
+            return batch
+        return {**batch, WHICH: (first, n)} if self.joins else dict(batch)
 
     def __repr__(self) -> str:
         """Return how many samples there are, not the samples."""
         return f"KeptSamples({len(self.samples)} samples)"
-
-
-@dataclass(frozen=True, slots=True)
-class JoinedSamples:
-    """`make_batch` and more of a workload whose collator joins samples into rows of its own.
-
-    Examples are sequences that are laid end to end in one row, and pairs of which the first halves
-    come before all second halves. Such a batch is divided by collating its samples again, so that
-    it says which they are.
-
-    Attributes:
-        kept: the samples, and what collates them.
-    """
-
-    kept: KeptSamples
-
-    def __call__(self, n: int) -> Any:
-        """Return a batch of n samples."""
-        return self._of(0, n)
-
-    def count(self, batch: Any) -> int:
-        """Return the number of samples in a batch: `count_samples` of the workload."""
-        number: int = batch[WHICH][1]
-        return number
-
-    def split(self, batch: Any, sizes: list[int]) -> list[Any]:
-        """Return batches of these numbers of samples: `split_batch` of the workload."""
-        firsts = itertools.accumulate(sizes, initial=batch[WHICH][0])
-        return [self._of(first, size) for first, size in zip(firsts, sizes, strict=False)]
-
-    def _of(self, first: int, n: int) -> Any:
-        return {**self.kept.of(first, n), WHICH: (first, n)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,6 +421,18 @@ def first_samples(dataset: Any, batch_size: int) -> list[Any]:
     return found
 
 
+# Of models that are copied.
+
+
+def ignore(*_: Any, **__: Any) -> None:
+    """Do nothing: what a model or a trainer logs is not wanted here."""
+
+
+def is_on_cpu(model: torch.nn.Module) -> bool:
+    """Return whether a worker that sees no card can read a model."""
+    return all(parameter.device.type == "cpu" for parameter in model.parameters())
+
+
 # How the precisions of trainers become those of memlab.
 #
 # Trainers autocast over whatever formats the weights have. memlab's mixed precisions cast
@@ -501,16 +491,7 @@ HYPERPARAMETER = (
     "memlab runs an optimizer with PyTorch's own defaults; memory, time and gradients of a step do "
     "not depend on it"
 )
-BY_CLASS = {
-    "AdamW": "adamw", "Adam": "adam", "Adafactor": "adafactor", "AdamW8bit": "adamw-8bit",
-}  # fmt: skip
-PACKAGES = ("torch", "bitsandbytes", "transformers")
-# what an optimizer is called with that changes neither its state nor its temporaries
-HYPERPARAMETERS = {
-    "lr", "betas", "eps", "weight_decay", "initial_lr", "dampening",
-    "beta2_decay", "d", "alpha", "percentile_clipping",
-}  # fmt: skip
-SWITCHES = ("amsgrad", "maximize", "nesterov", "capturable", "differentiable")
+OF_TORCH = TABLES["torch"]
 
 
 def settings_of(optimizer: Any) -> dict[str, str] | None:
@@ -523,13 +504,13 @@ def settings_of(optimizer: Any) -> dict[str, str] | None:
     """
     kind = type(optimizer)
     defaults = getattr(optimizer, "defaults", {})
-    if kind.__module__.partition(".")[0] not in PACKAGES:
+    if kind.__module__.partition(".")[0] not in OF_TORCH["packages"]:
         return None
 
     if kind.__name__ == "SGD":
         name = "sgd-momentum" if defaults.get("momentum") else "sgd"
-    elif kind.__name__ in BY_CLASS:
-        name = BY_CLASS[kind.__name__]
+    elif kind.__name__ in OF_TORCH["classes"]:
+        name = OF_TORCH["classes"][kind.__name__]
     else:
         return None
 
@@ -599,10 +580,10 @@ def _read_option(
         reading.same(part, f"optimizer={optimizer}")
     elif option == "momentum":
         reading.leave(part, f"{HYPERPARAMETER} (here 0.9)")
-    elif option in HYPERPARAMETERS:
+    elif option in OF_TORCH["without effect on memory"]:
         hyperparameter(reading, part, usual_value(option, optimizer))
     else:
-        off = [False if option in SWITCHES else None]
+        off = [False if option in OF_TORCH["switches"] else None]
         reading.leave_unless(off, part, "memlab's optimizers have no such option")
 
 
@@ -628,11 +609,7 @@ OF_FILE = "memlab.from_trainer of the DeepSpeed file itself says what it holds"
 OF_MODULE = (
     "configure_model of the module says how it is sharded: set the sharding of the config yourself"
 )
-KINDS = {
-    "full_shard": "zero3", "true": "zero3", "1": "zero3",
-    "shard_grad_op": "zero2", "false": "zero2", "2": "zero2",
-    "no_shard": "ddp", "3": "ddp",
-}  # fmt: skip
+KINDS = TABLES["torch"]["fsdp"]
 """By what FSDP is told: the strategy's name, accelerate's number of it, or FSDP2's switch."""
 
 

@@ -16,7 +16,7 @@ from memlab._util.checks import checked
 from memlab._util.tables import columns_table, facts_table
 from memlab._util.units import format_bytes, shown
 from memlab.config import StepConfig
-from memlab.errors import ConfigError, MemlabError
+from memlab.errors import ConfigError
 from memlab.integrations.snapshot_blocks import (
     COLUMNS,
     GROWS,
@@ -45,10 +45,8 @@ from memlab.integrations.snapshot_file import (
     OOM,
     RECORD,
     SEGMENT_UNMAP,
-    WRITE,
     CardRecord,
     Segment,
-    SnapshotFile,
     Table,
     read_file,
 )
@@ -91,11 +89,6 @@ class SegmentUse:
     kind: str
     stream: int
     used: tuple[tuple[int, int], ...]
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes in use."""
-        return sum(size for _, size in self.used)
 
     @property
     def holes(self) -> tuple[int, ...]:
@@ -460,7 +453,7 @@ class Snapshot:
 
 # `open_snapshot`: from a file to a `Snapshot`.
 #
-# The file is read as plain data (`reading.py`); nothing in it is run.
+# The file is read as plain data (`snapshot_file.py`); nothing in it is run.
 
 MOST_INSTANTS = 2**18  # of a timeline; more are thinned to the highest of equal runs
 
@@ -500,9 +493,8 @@ def open_snapshot(path: str | os.PathLike[str], *, device: int | None = None) ->
     >>> snapshot.peak_allocated_bytes, snapshot.peak_by_category["activations"]
     (1024, 1024)
     """
-    content = read_file(Path(path))
-    record = _chosen(content, path, device)
-    lives, phased = block_lives(record), phases(record, content.stacks)
+    record = read_file(Path(path), device)
+    lives, phased = block_lives(record), phases(record)
     categorize(lives, phased)
     total, reserved = live_bytes(lives, len(record.events)), reserved_bytes(record)
     peak = int(total.argmax())
@@ -510,7 +502,7 @@ def open_snapshot(path: str | os.PathLike[str], *, device: int | None = None) ->
     return Snapshot(
         path=str(path),
         device=record.device,
-        other_devices=tuple(d.device for d in content.devices if d is not record),
+        other_devices=record.other_devices,
         num_events=len(record.events),
         num_steps=len(phased.step_ends),
         steps_by=phased.steps_by,
@@ -518,39 +510,17 @@ def open_snapshot(path: str | os.PathLike[str], *, device: int | None = None) ->
         peak_reserved_bytes=None if reserved is None else int(reserved.max()),
         end_allocated_bytes=int(total[-1]),
         peak_by_category=timeline.peak_by_category,
-        peak_holdings=holders(lives[live_at(lives, peak)], content.stacks),
+        peak_holdings=holders(lives[live_at(lives, peak)], record.stacks),
         timeline=timeline,
-        leaks=leaks(lives, phased.step_ends, content.stacks),
+        leaks=leaks(lives, phased.step_ends, record.stacks),
         out_of_memory=out_of_memory_moments(record, lives),
         fragmentation=None
         if record.segments is None
         else _fragmentation(record.segments, lives, len(record.events)),
-        recent=recent_blocks(record, lives, phased, content.stacks),
-        settings=content.settings,
-        notes=(*content.notes, *_notes(content, record, lives, phased, timeline)),
+        recent=recent_blocks(record, lives, phased),
+        settings=record.settings,
+        notes=(*record.notes, *_notes(record, lives, phased, timeline)),
     )
-
-
-def _chosen(content: SnapshotFile, path: str | os.PathLike[str], device: int | None) -> CardRecord:
-    """Return what the file holds of a device, by default of that with most events.
-
-    Raises:
-        MemlabError: it holds nothing of it, or nothing at all.
-    """
-    if not content.devices:
-        raise MemlabError(
-            f"the snapshot {shown(str(path))} holds no event and no segment: nothing had been "
-            f"recorded or allocated when it was written; {WRITE}"
-        )
-    if device is None:
-        return max(content.devices, key=lambda each: (len(each.events), len(each.blocks)))
-    found = next((each for each in content.devices if each.device == device), None)
-    if found is None:
-        has = ", ".join(str(each.device) for each in content.devices)
-        raise ConfigError(
-            f"device={device} is not in the snapshot {shown(str(path))}; it holds device {has}"
-        )
-    return found
 
 
 def _timeline(
@@ -581,7 +551,6 @@ def _timeline(
 
 
 def _notes(
-    content: SnapshotFile,
     record: CardRecord,
     lives: Table,
     phased: Phases,
@@ -620,8 +589,8 @@ def _notes(
     if len(timeline) < len(events) + 1:
         notes.append(f"The timeline is thinned to {len(timeline):,} of {len(events) + 1:,} "
                      "instants, the highest of each run; peaks are exact.")  # fmt: skip
-    others = [each.device for each in content.devices if each is not record]
-    if others:
-        notes.append(f"The file also holds device {', '.join(map(str, others))}; pass device= to "
+    if record.other_devices:
+        others = ", ".join(map(str, record.other_devices))
+        notes.append(f"The file also holds device {others}; pass device= to "
                      "see another.")  # fmt: skip
     return notes

@@ -242,7 +242,7 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepBlocks:
-    """The blocks of one step, in the order of allocation.
+    """The blocks of one step, in the order of allocation: first those that were there before.
 
     Attributes:
         blocks: with the columns of `BLOCK`; instants count events within the step, and the phase is
@@ -260,19 +260,23 @@ class StepBlocks:
     found_by: str = ""
 
     @property
-    def born(self) -> Ints:
+    def num_old(self) -> int:
+        """How many blocks were there before the step."""
+        return int(np.searchsorted(self.blocks.birth, 0))
+
+    @property
+    def born(self) -> Table:
         """The blocks that the step allocates."""
-        return np.flatnonzero(self.blocks.birth >= 0)
+        return self.blocks[self.num_old :]
 
     def live_after_births(self) -> Ints:
         """Return the live bytes before the step, and after each of its allocations."""
-        births = self.blocks.birth[self.born]
-        live: Ints = live_bytes(self.blocks, self.num_events)[np.append(0, births + 1)]
+        live: Ints = live_bytes(self.blocks, self.num_events)[np.append(0, self.born.birth + 1)]
         return live
 
     def is_live(self, num_born: int) -> Bools:
         """Return which blocks are live after so many of the step's allocations."""
-        at = int(self.blocks.birth[self.born[num_born - 1]]) if num_born else -1
+        at = int(self.born.birth[num_born - 1]) if num_born else -1
         found: Bools = (self.blocks.birth <= at) & (self.blocks.death > at)
         return found
 
@@ -371,7 +375,7 @@ def _by_sizes(recent: RecentBlocks, predicted: StepBlocks) -> StepBlocks:
         MemlabError: the sizes have nothing in common, or there is no whole step.
     """
     born = recent.blocks[recent.blocks.birth >= 0]
-    wanted = predicted.blocks.size_bytes[predicted.born].tolist()
+    wanted = predicted.born.size_bytes.tolist()
     at, reached = _progress(born.size_bytes.tolist(), wanted)
     if not at:
         raise MemlabError(NOTHING_IN_COMMON)

@@ -284,8 +284,9 @@ class Phases:
     num_inferred: int
 
 
-def phases(record: CardRecord, stacks: Sequence[Stack]) -> Phases:
+def phases(record: CardRecord) -> Phases:
     """Return the phase of each stack and event, and where steps end."""
+    stacks = record.stacks
     found = [phase_of(stack) if stack else RunPhase.NONE for stack in stacks]
     of_stack = np.array([*found, RunPhase.NONE], np.int8)
     # Backward runs on the engine's own threads, which have no Python frames. So if other stacks
@@ -297,7 +298,7 @@ def phases(record: CardRecord, stacks: Sequence[Stack]) -> Phases:
 
     events = record.events
     of_event = _carried(of_stack[events.stack], of_stack[events.stack] > RunPhase.OTHER)
-    step_ends, by = _step_ends(record, stacks, of_stack, of_event)
+    step_ends, by = _step_ends(record, of_stack, of_event)
     return Phases(
         of_stack=of_stack,
         of_event=of_event,
@@ -309,14 +310,13 @@ def phases(record: CardRecord, stacks: Sequence[Stack]) -> Phases:
 
 def _step_ends(
     record: CardRecord,
-    stacks: Sequence[Stack],
     of_stack: npt.NDArray[np.int8],
     of_event: npt.NDArray[np.int8],
 ) -> tuple[Ints, str]:
     """Return the instants at which steps end, and what marks them."""
     own = of_stack[record.events.stack]
     updates = np.array([of_stack[number] == RunPhase.OPTIMIZER and is_update(stack)
-                        for number, stack in enumerate(stacks)] + [False])  # fmt: skip
+                        for number, stack in enumerate(record.stacks)] + [False])  # fmt: skip
     # what a script allocates parts two updates, also where no rule names its forward
     parts = (own > RunPhase.OTHER) | ((own == RunPhase.OTHER) & (record.events.action == ALLOC))
     ends = _ends(_carried(own, parts), own, RunPhase.OPTIMIZER, updates[record.events.stack])
@@ -552,9 +552,7 @@ class RecentBlocks:
     is_whole: bool
 
 
-def recent_blocks(
-    record: CardRecord, lives: Table, phased: Phases, stacks: Sequence[Stack]
-) -> RecentBlocks:
+def recent_blocks(record: CardRecord, lives: Table, phased: Phases) -> RecentBlocks:
     """Return the blocks that were live during the newest events."""
     first = max(0, len(record.events) - MOST_EVENTS)
     blocks = lives[(lives.death >= first) & (lives.size_bytes > 0)]
@@ -569,7 +567,7 @@ def recent_blocks(
     blocks.death -= first
     return RecentBlocks(
         blocks=blocks,
-        stacks={number: stack_of(stacks, number) for number in np.unique(blocks.stack).tolist()},
+        stacks={n: stack_of(record.stacks, n) for n in np.unique(blocks.stack).tolist()},
         num_events=len(record.events) - first,
         step_ends=phased.step_ends[phased.step_ends > first] - first,
         steps_by=phased.steps_by,

@@ -354,7 +354,7 @@ def compare_with_trace(
     at = int(np.searchsorted(both.num_born[higher], int(live[higher].argmax())))
     curves = [each[num] for each, num in zip(live, both.num_born, strict=True)]
     num_agreeing = 2 * (len(both.pairs.same) + len(both.pairs.moved))
-    count = sum(map(len, both.born))
+    count = len(measured.born) + len(predicted.born)
     return SnapshotComparison(
         path=snapshot.path,
         device=device,
@@ -393,22 +393,21 @@ class _Both:
 
     Attributes:
         sides: the step of the snapshot, and that of the prediction.
-        born: the blocks that each side allocates.
-        pairs: which of those are one.
+        num_old: how many blocks each side has from before the step.
+        pairs: which of the blocks that the sides allocate are one.
         num_born: int64, (2, places), allocations of each side up to each place in the step.
     """
 
     def __init__(self, measured: StepBlocks, predicted: StepBlocks) -> None:
         self.sides = measured, predicted
-        born = self.born = measured.born, predicted.born
-        a, b = measured.blocks[born[0]], predicted.blocks[born[1]]
+        self.num_old = measured.num_old, predicted.num_old
+        a, b = measured.born, predicted.born
         self.pairs = align(a, b)
         same = self.pairs.same
         self._phases = filled(a, b, same), b.phase
         # of each block, how many of the common allocations come before it is freed
-        self._ends = [np.searchsorted(each.birth[same[:, k]], side.blocks.death)
-                      for k, (each, side) in enumerate(zip((a, b), self.sides, strict=True))
-                      ]  # fmt: skip
+        self._ends = [np.searchsorted(side.born.birth[same[:, k]], side.blocks.death)
+                      for k, side in enumerate(self.sides)]  # fmt: skip
         self.num_born = _places(same, len(a), len(b))
 
     def rows(self, at: int) -> tuple[ComparedBlocks, ...]:
@@ -428,17 +427,14 @@ class _Both:
 
     def _of_step(self) -> Iterator[tuple[int, int, Difference]]:
         """Yield the blocks that the step allocates: of each side the index, and the difference."""
-        found = ((self.pairs.same, None), (self.pairs.moved, Difference.MOVED),
-                 (self.pairs.resized, Difference.RESIZED))  # fmt: skip
-        for those, difference in found:
-            for i, j in those.tolist():
-                one, other = int(self.born[0][i]), int(self.born[1][j])
+        differences = None, Difference.MOVED, Difference.RESIZED
+        for those, difference in zip(self.pairs, differences, strict=True):
+            for one, other in (those + self.num_old).tolist():
                 yield one, other, difference or self._freed(one, other)
-        every = np.concatenate(self.pairs)
-        for one in np.delete(self.born[0], every[:, 0]).tolist():
-            yield one, NOBODY, Difference.NOT_PREDICTED
-        for other in np.delete(self.born[1], every[:, 1]).tolist():
-            yield NOBODY, other, Difference.NOT_MEASURED
+        every = np.concatenate(self.pairs) + self.num_old
+        left = [np.setdiff1d(np.arange(self.num_old[k], len(side.blocks)), every[:, k]).tolist()
+                for k, side in enumerate(self.sides)]  # fmt: skip
+        yield from _alone(left[0], left[1])
 
     def _standing(self) -> Iterator[tuple[int, int, Difference]]:
         """Yield the blocks that were there before the step, which have a size and no order."""
@@ -447,18 +443,14 @@ class _Both:
             categories = [name.category for name in side.names]
             facts.append(list(zip(side.blocks.size_bytes.tolist(), ends.tolist(), categories,
                                   strict=True)))  # fmt: skip
-        old = [np.flatnonzero(side.blocks.birth < 0).tolist() for side in self.sides]
-        left = old[0], old[1]
+        left = list(range(self.num_old[0])), list(range(self.num_old[1]))
         # of several blocks of one size, those that live as long and are of one category first
         for width in (3, 2, 1):
             keys = [[fact[:width] for fact in side] for side in facts]
             found, left = paired((keys[0], keys[1]), left)
             for one, other in found:
                 yield one, other, self._freed(one, other)
-        for one in left[0]:
-            yield one, NOBODY, Difference.NOT_PREDICTED
-        for other in left[1]:
-            yield NOBODY, other, Difference.NOT_MEASURED
+        yield from _alone(*left)
 
     def _freed(self, measured: int, predicted: int) -> Difference:
         ends = self._ends[0][measured], self._ends[1][predicted]
@@ -470,10 +462,10 @@ class _Both:
         """Return what a row says of a block: what is predicted, or else what the snapshot shows."""
         side, block = (0, one) if other == NOBODY else (1, other)
         name = self.sides[side].names[block]
-        if self.sides[side].blocks.birth[block] < 0:
+        order = block - self.num_old[side]
+        if order < 0:
             module = name.module if difference else ""
             return BEFORE, "", module, name.category, name.place, difference
-        order = int(np.searchsorted(self.born[side], block))
         phase = _phase_name(int(self._phases[side][order]))
         place = name.place or (self._beside(order) if other == NOBODY else "")
         return phase, name.operator, name.module, name.category, place, difference
@@ -484,7 +476,7 @@ class _Both:
         before = int(np.searchsorted(same[:, 0], order)) - 1
         if before < 0:
             return ""
-        name = self.sides[1].names[int(self.born[1][same[before, 1]])]
+        name = self.sides[1].names[same[before, 1] + self.num_old[1]]
         where = f" of {name.module}" if name.module else ""
         return f"an allocation beside {name.operator}{where}" if name.operator else ""
 
@@ -498,6 +490,14 @@ class _Both:
             return np.zeros(self.num_born.shape[1], np.int8)
         found: npt.NDArray[np.int8] = self._phases[1][np.maximum(self.num_born[1] - 1, 0)]
         return found
+
+
+def _alone(measured: list[int], predicted: list[int]) -> Iterator[tuple[int, int, Difference]]:
+    """Yield blocks that one side alone has."""
+    for one in measured:
+        yield one, NOBODY, Difference.NOT_PREDICTED
+    for other in predicted:
+        yield NOBODY, other, Difference.NOT_MEASURED
 
 
 def _phase_name(phase: int) -> str:

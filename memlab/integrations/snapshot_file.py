@@ -15,7 +15,7 @@ import stat
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeAlias
@@ -24,7 +24,7 @@ import numpy as np
 
 from memlab._util.units import format_bytes, shown
 from memlab.devices.here import available_memory_bytes
-from memlab.errors import MemlabError
+from memlab.errors import ConfigError, MemlabError
 
 # What a snapshot file holds, as columns: events, blocks, segments, stacks.
 
@@ -115,6 +115,10 @@ class CardRecord:
         segments: at the end; None if the file does not say.
         blocks: in use at the end, with the columns of `FINAL_BLOCK`.
         annotations: in the order of time.
+        stacks: of the whole file, which events and blocks index.
+        settings: of the allocator, as texts; empty if the file does not say.
+        notes: what was missing in the file or passed over, as sentences.
+        other_devices: those that the file also holds.
     """
 
     device: int
@@ -122,23 +126,10 @@ class CardRecord:
     segments: tuple[Segment, ...] | None
     blocks: Table
     annotations: tuple[Annotation, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SnapshotFile:
-    """What a file holds.
-
-    Attributes:
-        devices: those with an event or a segment.
-        stacks: that events and blocks index.
-        settings: of the allocator, as texts; empty if the file does not say.
-        notes: what was missing or passed over, as sentences.
-    """
-
-    devices: tuple[CardRecord, ...]
-    stacks: tuple[Stack, ...]
+    stacks: tuple[Stack, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    other_devices: tuple[int, ...] = ()
 
 
 # Read a pickle that holds nothing but dicts, lists, tuples, texts, numbers, bools and None.
@@ -181,12 +172,12 @@ class NotASnapshotError(Exception):
     """Why a file cannot be read and what to do; continues "the snapshot ..."."""
 
 
-def read_file(path: Path) -> SnapshotFile:
-    """Return what a snapshot file holds.
+def read_file(path: Path, device: int | None) -> CardRecord:
+    """Return what a snapshot file holds of a device, by default of that with most events.
 
     Raises:
-        MemlabError: there is no such file, or it is no snapshot. The message names the file, what
-            is wrong with it, and a remedy.
+        MemlabError: there is no such file, it is no snapshot, or it holds nothing of this device.
+            The message names the file, what is wrong with it, and a remedy.
     """
     collects = gc.isenabled()
     gc.disable()  # each collection would walk through millions of dicts, and none is garbage
@@ -194,7 +185,7 @@ def read_file(path: Path) -> SnapshotFile:
         data = _bytes_of(path)
         num_bytes, whole = len(data), _loaded(data)
         del data  # of a large file they are worth to be given back
-        return _snapshot(whole, num_bytes)
+        return _chosen(_records(whole, num_bytes), path, device)
     except NotASnapshotError as error:
         raise MemlabError(f"the snapshot {shown(str(path))} {error}") from error
     except MemoryError:
@@ -204,6 +195,26 @@ def read_file(path: Path) -> SnapshotFile:
     finally:
         if collects:
             gc.enable()
+
+
+def _chosen(records: list[CardRecord], path: Path, device: int | None) -> CardRecord:
+    if not records:
+        raise NotASnapshotError(
+            "holds no event and no segment: nothing had been recorded or allocated when it was "
+            f"written; {WRITE}"
+        )
+    devices = [each.device for each in records]
+    if device is None:
+        found = max(records, key=lambda each: (len(each.events), len(each.blocks)))
+    elif device in devices:
+        found = records[devices.index(device)]
+    else:
+        raise ConfigError(
+            f"device={device} is not in the snapshot {shown(str(path))}; it holds device "
+            f"{', '.join(map(str, devices))}"
+        )
+    others = tuple(each for each in devices if each != found.device)
+    return replace(found, other_devices=others)
 
 
 def _bytes_of(path: Path) -> bytes:
@@ -341,8 +352,8 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else shown(value)
 
 
-def _snapshot(whole: Any, num_bytes: int) -> SnapshotFile:
-    """Return the columns of what was read; refuse what is not of the form of a snapshot."""
+def _records(whole: Any, num_bytes: int) -> list[CardRecord]:
+    """Return the columns of each device; refuse what is not of the form of a snapshot."""
     if isinstance(whole, list | tuple):  # PyTorch before 2.0: segments alone
         whole = {"segments": whole}
     if not isinstance(whole, dict) or not {"segments", "device_traces"} & set(whole):
@@ -356,7 +367,7 @@ def _snapshot(whole: Any, num_bytes: int) -> SnapshotFile:
     raise NotASnapshotError(f"is not of the form of a snapshot ({why}){ALLOWED}")
 
 
-def _columns(whole: Mapping[str, Any], num_bytes: int) -> SnapshotFile:
+def _columns(whole: Mapping[str, Any], num_bytes: int) -> list[CardRecord]:
     traces = whole.get("device_traces", ())
     if sum(map(len, traces)) > num_bytes:
         raise NotASnapshotError(f"refers to the same events again and again{ALLOWED}")
@@ -364,10 +375,10 @@ def _columns(whole: Mapping[str, Any], num_bytes: int) -> SnapshotFile:
     annotations = _by_device(whole.get("external_annotations", ()))
     stacks, left_out = _Stacks(), Counter[str]()
     events = [_events(trace, stacks, left_out) for trace in traces]
-    devices = []
+    records = []
     for device in sorted({*segments, *(i for i, trace in enumerate(events) if len(trace))}):
         held, blocks = _final(segments.get(device, ()), stacks, num_bytes)
-        devices.append(
+        records.append(
             CardRecord(
                 device=device,
                 events=events[device] if device < len(events) else np.recarray(0, EVENT),
@@ -381,12 +392,12 @@ def _columns(whole: Mapping[str, Any], num_bytes: int) -> SnapshotFile:
              if key not in whole]  # fmt: skip
     notes += _on_host(whole.get("host_segments"))
     notes += [f"{count:,} events {why}" for why, count in left_out.items()]
-    return SnapshotFile(
-        devices=tuple(devices),
-        stacks=tuple(stacks.numbers),
-        settings={_text(key): _text(value) for key, value in settings.items()},
-        notes=tuple(notes),
-    )
+    common: dict[str, Any] = {
+        "stacks": tuple(stacks.numbers),
+        "settings": {_text(key): _text(value) for key, value in settings.items()},
+        "notes": tuple(notes),
+    }
+    return [replace(record, **common) for record in records]
 
 
 def _by_device(entries: Any) -> dict[int, list[Mapping[str, Any]]]:

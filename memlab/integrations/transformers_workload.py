@@ -21,16 +21,17 @@ from memlab._util.units import printable, shown
 from memlab.errors import WorkloadError
 from memlab.integrations.reading import (
     SECRET,
+    TABLES,
     TOKENS,
     WHICH,
-    JoinedSamples,
     KeptColumns,
     KeptSamples,
     SourceReading,
     first_samples,
+    ignore,
+    is_on_cpu,
     length_of,
 )
-from memlab.integrations.transformers_arguments import is_of_trl
 from memlab.workload import SampleSize, Workload
 from memlab.workloads.configs import offered_sizes
 
@@ -144,10 +145,7 @@ def is_causal_model(model: Any) -> bool:
 # changed, and no run sees what an earlier one left in it.
 
 # what a step has itself, and what is large; all else of a Trainer that can be sent is sent
-NOT_SENT = frozenset({
-    "accelerator", "callback_handler", "data_collator", "eval_dataset", "lr_scheduler", "model",
-    "model_init", "model_wrapped", "optimizer", "optimizer_cls_and_kwargs", "train_dataset",
-})  # fmt: skip
+NOT_SENT = frozenset(TABLES["transformers"]["not sent"])
 _STAND_INS: "weakref.WeakKeyDictionary[torch.nn.Module, tuple[bytes, Any]]" = (
     weakref.WeakKeyDictionary()
 )
@@ -182,9 +180,7 @@ class OneProcess:
             return torch.zeros(tensors.shape, dtype=tensors.dtype, device=tensors.device)
         return tensors
 
-    def gather_for_metrics(self, tensors: Any) -> Any:
-        """Return the tensors of all processes: those of this one."""
-        return self.gather(tensors)
+    gather_for_metrics = gather
 
     def reduce(self, tensors: Any, **_: Any) -> Any:
         """Return the sum over all processes: what this one has."""
@@ -256,7 +252,7 @@ def own_loss(trainer: Any, terms: LossTerms | None) -> OwnLoss:
         if name.endswith(SECRET):
             vars(stand_in.args)[name] = None
     # it asks the callbacks, and changes nothing that a step computes
-    stand_in.log = _ignore
+    stand_in.log = ignore
     # memlab weights the micro-batches itself
     stand_in.current_gradient_accumulation_steps = 1
     try:
@@ -314,10 +310,6 @@ def _can_be_sent(value: Any) -> bool:
     except Exception:  # a person's object may raise anything
         return False
     return True
-
-
-def _ignore(*args: Any, **kwargs: Any) -> None:
-    """Take what a Trainer would log."""
 
 
 # A new copy of a trainer's model for each run, whose parts belong to the copy alone.
@@ -622,7 +614,7 @@ def workload_of(reading: SourceReading, trainer: Any) -> Workload | None:
         return None
 
     terms, loss = _loss(reading, trainer, batch)
-    joined = JoinedSamples(kept) if joins_samples(trainer) else None
+    joined = replace(kept, joins=True) if joins_samples(trainer) else None
     made = Workload(
         name=type(trainer.model).__name__,
         build_model=CopiedModel(_on_cpu(trainer.model), _autocast(reading)),
@@ -635,6 +627,11 @@ def workload_of(reading: SourceReading, trainer: Any) -> Workload | None:
     found, said = with_lengths(made, kept, trainer)
     reading.take_into("make_batch", part, "; ".join(filter(None, (first, said))))
     return found
+
+
+def is_of_trl(kind: type) -> bool:
+    """Return whether a class is trl's own."""
+    return kind.__module__.partition(".")[0] == "trl"
 
 
 def is_taken(owner: type) -> bool:
@@ -682,9 +679,7 @@ def replaced_on(trainer: Any, name: str) -> str:
 
 def _on_cpu(model: torch.nn.Module) -> torch.nn.Module:
     """Return the model, or a copy on the CPU, which a worker that sees no card can read."""
-    if all(p.device.type == "cpu" for p in model.parameters()):
-        return model
-    return CopiedModel(model)()
+    return model if is_on_cpu(model) else CopiedModel(model)()
 
 
 def _autocast(reading: SourceReading) -> torch.dtype | None:

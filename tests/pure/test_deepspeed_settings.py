@@ -5,7 +5,7 @@ import torch
 
 import memlab
 from memlab import Outcome, StepConfig
-from memlab.integrations.config_files import read_deepspeed
+from memlab.integrations.from_trainer import read_deepspeed
 from memlab.techniques import every
 from memlab.techniques.sharding import sharding
 from memlab.techniques.sharding.deepspeed_engine import USUAL_BUCKET, deepspeed_settings

@@ -20,7 +20,7 @@ from memlab.integrations.reading import (
     read_optimizer,
     settings_of,
 )
-from memlab.integrations.transformers_arguments import OPTIMIZERS, read_arguments
+from memlab.integrations.transformers_trainer import OPTIMIZERS, read_arguments
 from memlab.integrations.transformers_workload import ignores_number_of_terms
 
 # values that a field of TrainingArguments could have, beside those of its default's type
@@ -388,10 +388,11 @@ def test_a_json_file_may_have_any_suffix(tmp_path):
 
 def test_the_lightning_observers_are_no_reason_to_complain():
     lightning = pytest.importorskip("lightning.pytorch", reason="needs lightning")
-    from memlab.integrations.lightning import OBSERVERS
+    from memlab.integrations.reading import TABLES
 
+    observers = set(TABLES["lightning"]["observers"])
     known = {name for name in dir(lightning.callbacks) if name[0].isupper()}
-    assert {"ModelCheckpoint", "EarlyStopping", "LearningRateMonitor"} <= set(OBSERVERS) & known
+    assert {"ModelCheckpoint", "EarlyStopping", "LearningRateMonitor"} <= observers & known
 
 
 def test_a_field_is_told_in_one_line():

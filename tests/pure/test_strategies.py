@@ -7,7 +7,7 @@ from torch import nn
 from memlab import MemlabError, StepConfig, StepResult
 from memlab.config import MOST_RANKS, Sharding
 from memlab.errors import UnsupportedError, WorkloadError
-from memlab.integrations.flavors import open_group
+from memlab.integrations.export import open_group
 from memlab.store.records import result_from_packed, result_to_packed
 from memlab.techniques import every
 from memlab.techniques.script import script
