@@ -27,7 +27,7 @@ from memlab.config import FULLY_SHARDED, Optimizer, Precision, Sharding, StepCon
 from memlab.errors import MemlabError, UnsupportedError, WorkloadError
 from memlab.integrations import script_file
 from memlab.integrations.script_file import Loop, filled
-from memlab.prediction.chains import Layers, layers_for
+from memlab.prediction.planning import Layers, layers_for
 from memlab.prediction.plans import plan_for
 from memlab.running import Ended
 from memlab.runtime.isolation import runner
@@ -168,8 +168,8 @@ def plain_loop(
     Raises:
         UnsupportedError: this config is refused, or has no short form in plain PyTorch.
     """
-    asked = Setup(config=config, device=device, plan=plan, workload=workload, layers=layers)
-    imports, functions = parts(asked)
+    setup = Setup(config=config, device=device, plan=plan, workload=workload, layers=layers)
+    imports, functions = parts(setup)
     more = train_arguments(config, workload)
     given = ", ".join(["build_model", "make_batches()", "compute_loss", "DEVICE", *more])
     part = "dist.get_rank()"
