@@ -407,7 +407,7 @@ def _draw_step_time(axes: Axes, row: int, result: StepResult, *, is_newest: bool
     if len(repeats) > 1:
         axes.plot([min(repeats), max(repeats)], [row, row], "|-", color=INK, markersize=6,
                   linewidth=0.9, label="repeats")  # fmt: skip
-    write(axes, max(*repeats, result.step_seconds) + gap, row, _beside(result))
+    write(axes, max((*repeats, result.step_seconds)) + gap, row, _beside(result))
 
 
 def _beside(result: StepResult) -> str:

@@ -416,7 +416,7 @@ def _draw_stage(axes: Axes, place: int, begin: int, nbytes: int, **style: Any) -
 def _scaled(axes: Axes, kind: str, peaks: Sequence[int], judged: RunResult | None) -> str:
     """Set the range of an axis, draw bytes and limit; return what the axis shows, in words."""
     limit = None if judged is None else judged.memory_limit_bytes
-    highest = max(*peaks, 1)
+    highest = max((*peaks, 1))
     shown = near(limit, highest)
     axes.set_ylim(len(peaks) - 0.5, -0.5)
     unit = byte_axis(axes, "x", 1.04 * max(highest, shown or 0))

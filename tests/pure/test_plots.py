@@ -254,6 +254,13 @@ def test_a_predicted_time_is_a_hollow_bar():
     assert [bar.get_facecolor()[3] > 0 for bar in bars] == [True, False]
 
 
+def test_step_times_shows_a_prediction_which_has_no_repeats():
+    found = make_result(source="predicted", step_seconds=0.5, step_seconds_all=())
+    figure = plots.step_times([found, make_result()], labels=["a", "b"])
+    (axes, *_) = figure.axes
+    assert axes.patches[0].get_width() == 0.5
+
+
 def test_step_times_keeps_the_last_runs_and_says_so():
     figure = plots.step_times([make_result()] * 30, labels=[f"#{i}" for i in range(30)])
     axes = axes_of(figure, "step times")
