@@ -27,8 +27,7 @@ from memlab.runtime.isolation import OnProgress, runner
 from memlab.runtime.same_step import circumstances_here
 from memlab.runtime.sending import Stamp, stamp
 from memlab.runtime.verify_report import VerifyReport
-from memlab.store.database import RunArguments
-from memlab.store.keeping import kept
+from memlab.store.database import RunArguments, kept
 from memlab.store.recorded import target_for
 from memlab.workload import Workload
 

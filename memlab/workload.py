@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from memlab._util.checks import count, flag, function, of_type, text
+from memlab._util.checks import count, flag, function, of_type, optional_lengths, text
 from memlab._util.functions import is_same_function
-from memlab._util.lengths import optional_lengths
 from memlab._util.tables import facts_table
 from memlab._util.torch_private import pytree
 from memlab._util.units import is_a, printable, shown

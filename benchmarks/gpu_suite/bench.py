@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from memlab.cli.device_visit import SEED, Bench, Case
+from memlab.cost_model.traced_step import StepOperators
 from memlab.devices.operators import OperatorCost, Signature
-from memlab.prediction.operator_costs import StepOperators
 from memlab.runtime import isolation
 from memlab.store.records import Kind
 from memlab.techniques.step import set_seed

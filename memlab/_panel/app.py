@@ -24,8 +24,8 @@ from memlab._panel.pictures import Scene
 from memlab._panel.runner import BaseEffect, Fitting, Runner
 from memlab._panel.runs import History, Run, RunLog, count_runs
 from memlab._panel.state import describe
-from memlab._panel.style import SCRIPT
 from memlab._panel.table import table_html
+from memlab._panel.texts import SCRIPT
 from memlab._panel.view import BasePane, FitPane, View
 from memlab._util.checks import anything, checked
 from memlab.config import StepConfig

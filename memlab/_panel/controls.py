@@ -104,7 +104,7 @@ def _code(markdown: str) -> str:
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(markdown, quote=False))
 
 
-POSITIONS = "memlab-at-"  # begins the name of a class that `style.py` reads
+POSITIONS = "memlab-at-"  # begins the name of a class that `access.js` reads
 SLIDERS = ("memory_budget", "batch_size", "accumulation_steps")
 FIRST = (
     "checkpointing", "checkpoint_policy", "budget_engine", "budget_solver", "budget_estimator",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from memlab._panel import asked as as_code
-from memlab._panel import choices, state, style, texts
+from memlab._panel import choices, state, texts
 from memlab._panel import outlook as status
 from memlab._panel.asked import Asked
 from memlab._panel.cards_table import CardsTable
@@ -457,7 +457,7 @@ class Page:
         """Return the words on what Run does for a device that is not in this machine; else ""."""
         if self._asked.is_here:
             return ""
-        what = style.PLAYED_BACK if self._asked.is_recorded else style.NOT_HERE
+        what = texts.PLAYED_BACK if self._asked.is_recorded else texts.NOT_HERE
         return f"{self._asked.device} {what}"
 
     def _inspect(self, name: str) -> None:
@@ -509,7 +509,7 @@ class Page:
         """Show the progress of the current run, search or comparison."""
         with self.lock:
             if self.job and not self.job.cancel.is_set():
-                by_cell = f" ({style.RUN_BY_CELL})" if self.job.by_cell else ""
+                by_cell = f" ({texts.RUN_BY_CELL})" if self.job.by_cell else ""
                 self.say(progress.text + by_cell, lasts=True)
                 self._view.show_progress(progress.fraction)
 
@@ -559,7 +559,7 @@ class Page:
         with self.lock:
             wish = self._keeper.wish(question, self._asked.limit)
             what = f"the prediction for batch {config.batch_size} on {device}"
-            self.say(f"{what} {style.KEEPING}", lasts=True)
+            self.say(f"{what} {texts.KEEPING}", lasts=True)
 
         self._draw()
         return wish

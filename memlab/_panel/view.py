@@ -9,7 +9,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from memlab._panel import controls as guide
-from memlab._panel import style
+from memlab._panel import texts
 from memlab._panel.cards_table import CardsTable
 from memlab._panel.choices import OTHER, compared_cards, offered_card
 from memlab._panel.controls import (
@@ -324,8 +324,8 @@ class View:
         self._code_toggle = _toggle("code", what, self._code_pane)
         self._code_toggle.observe(lambda _: self._tell(), "value")
         self._live = self._lay_out()
-        gone = _html("gone", f"<div role='alert'>{style.GONE}</div>")
-        css = widgets.HTML(f"<style>{style.CSS}</style>", layout={"display": "none"})
+        gone = _html("gone", f"<div role='alert'>{texts.GONE}</div>")
+        css = widgets.HTML(f"<style>{texts.CSS}</style>", layout={"display": "none"})
         self._root = widgets.VBox([css, gone, self._live])
         self._root.add_class("memlab-panel")
         self._quiet = False
@@ -482,7 +482,7 @@ class View:
         self._run_button.disabled = not ready or (running and not keeps)
         self._run_button.tooltip = why or "measure one step (or Enter in a number box)"
         self._stop_button.disabled = by_cell or not running
-        self._stop_button.tooltip = style.RUN_BY_CELL if by_cell else "stop the run"
+        self._stop_button.tooltip = texts.RUN_BY_CELL if by_cell else "stop the run"
 
     def show_progress(self, fraction: float) -> None:
         """Move the progress bar."""

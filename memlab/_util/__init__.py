@@ -5,7 +5,6 @@
   picture or generated Python. No other file converts units.
 - `functions.py`: the names of functions, whether two are the same one, and which files are a
   person's own.
-- `lengths.py`: lengths of samples as people give them.
 - `tables.py`: small tables, as HTML and as text.
 - `collectives.py`: what ranks send one another, in bytes.
 - `torch_private/`: every private name of PyTorch that memlab uses.

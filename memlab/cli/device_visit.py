@@ -17,10 +17,10 @@ import torch
 from memlab import workloads
 from memlab._util.units import from_milliseconds
 from memlab.config import Precision, StepConfig
+from memlab.cost_model.traced_step import StepOperators
 from memlab.devices.cards import Target, resolve
 from memlab.devices.here import available_memory_bytes, describe
 from memlab.devices.operators import OperatorCost, Signature, as_in_training, prepare, to_text
-from memlab.prediction.operator_costs import StepOperators
 from memlab.prediction.plans import plan_for
 from memlab.result import Outcome, Source, StepResult
 from memlab.running import Ended, Progress, explain

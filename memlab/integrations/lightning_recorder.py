@@ -21,8 +21,7 @@ from memlab.config import StepConfig
 from memlab.devices.here import describe, synchronize, versions_here
 from memlab.errors import ConfigError, UnsupportedError
 from memlab.result import Outcome, Source, StepResult
-from memlab.store.database import RunArguments, StoredRun
-from memlab.store.keeping import with_note, write
+from memlab.store.database import RunArguments, StoredRun, with_note, write
 
 INSTALL = 'pip install "lightning!=2.6.2,!=2.6.3"'
 NO_MEMORY = (

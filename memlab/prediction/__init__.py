@@ -9,5 +9,4 @@
   caller.
 - `predict_run.py`: a whole run in stages (`run_stages.py`), asked for by `run_settings.py`.
 - `step_graph.py`: what each node of a graph costs, as rows of `graph_table.py`.
-- `operator_costs.py`: which operators a step runs, for records of a device.
 """

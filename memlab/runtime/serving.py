@@ -133,7 +133,7 @@ def _layers(**arguments: Any) -> Any:
 
 
 def _operators(**arguments: Any) -> Any:
-    from memlab.prediction.operator_costs import operators_in_process  # as above
+    from memlab.cost_model.traced_step import operators_in_process  # as above
 
     return operators_in_process(**arguments)
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from memlab._util.checks import checked, count, seconds, size
-from memlab._util.lengths import optional_lengths, sample_lengths
+from memlab._util.checks import checked, count, optional_lengths, sample_lengths, seconds, size
 from memlab._util.tables import columns_table, facts_table
 from memlab._util.units import format_bytes, format_percent, parse_bytes
 from memlab.api import predict_with_size_model

@@ -47,16 +47,19 @@ from memlab.store.database import (
     StoredRun,
     claim,
     finish,
+    hardware_of,
     hold,
     is_locked,
+    not_stored,
     owner,
     reading,
     release,
+    setting_of,
     store_path,
+    with_note,
 )
 from memlab.store.frames import COSTS, table, to_frame
 from memlab.store.identity import workload_key
-from memlab.store.keeping import hardware_of, not_stored, setting_of, with_note
 from memlab.store.recorded import is_here, is_recorded
 from memlab.workload import Workload
 

@@ -10,9 +10,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from memlab._util.checks import Rule, anything, checked, choice, count, number, of_type
+from memlab._util.checks import (
+    Rule,
+    anything,
+    checked,
+    choice,
+    count,
+    number,
+    of_type,
+    optional_lengths,
+)
 from memlab._util.functions import is_same_function
-from memlab._util.lengths import optional_lengths
 from memlab._util.units import is_a, shown
 from memlab.errors import ConfigError, WorkloadError
 from memlab.workload import FUNCTIONS, SampleSize, Workload, WorkloadChoices

@@ -10,7 +10,7 @@ from memlab import MemlabError, StepConfig
 from memlab._util.units import KIB, MIB
 from memlab.figures.searches import MOST_ROWS
 from memlab.store.compare import MEMORY_TOLERANCE, TIME_TOLERANCE, CostVerdict
-from memlab.store.keeping import write
+from memlab.store.database import write
 from tests.store_parts import a_result, a_run
 
 HERE = {"memlab": "0.1.0", "torch": "2.13.0", "device_name": "a processor", "threads": "2"}

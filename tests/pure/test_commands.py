@@ -21,7 +21,7 @@ from memlab.cli.models import AskedModel, workload_of
 from memlab.config import PRESET_POLICIES, Optimizer, allowed_value
 from memlab.result import FitStatus
 from memlab.search.answer import Recommendation, Recommendations
-from memlab.store.keeping import write
+from memlab.store.database import write
 from memlab.store.records import Kind
 from tests.store_parts import a_result, a_run
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from memlab import Outcome, StepConfig
-from memlab._panel import controls, outlook, state, style, texts
+from memlab._panel import controls, outlook, state, texts
 from memlab._panel.page import Page
 from memlab._panel.runs import Run, RunLog
 from memlab._panel.table import table_html
@@ -265,7 +265,7 @@ def test_what_stands_before_the_first_forward_is_said_to_be_beyond_help():
 
 
 def test_stylesheet_and_script_touch_nothing_outside_of_the_panel():
-    rules = re.sub(r"/\*.*?\*/|@container [^{]*", "", style.CSS, flags=re.S)
+    rules = re.sub(r"/\*.*?\*/|@container [^{]*", "", texts.CSS, flags=re.S)
     found = (each.strip() for each in re.findall(r"([^{}]+)\{", rules))
     selectors = [each for each in found if each]
     own = re.compile(r"(\[data-jp-theme-light=\"false\"\] )?\.memlab-panel\b")
@@ -273,10 +273,10 @@ def test_stylesheet_and_script_touch_nothing_outside_of_the_panel():
     assert others == [".jp-OutputArea:has(.memlab-panel) .jp-OutputArea-child:has(.memlab-still)"]
     assert len(selectors) > 100
     # nor does the script, which runs once
-    assert style.SCRIPT.startswith("<script>(() => {\n  if (window.memlabAccess) return;")
-    assert style.SCRIPT.endswith("})();</script>")
-    assert style.SCRIPT.count("</script") == 1
-    assert "</style" not in style.CSS
+    assert texts.SCRIPT.startswith("<script>(() => {\n  if (window.memlabAccess) return;")
+    assert texts.SCRIPT.endswith("})();</script>")
+    assert texts.SCRIPT.count("</script") == 1
+    assert "</style" not in texts.CSS
 
 
 def test_every_control_has_a_row_in_the_help_and_a_tooltip_that_leads_there():

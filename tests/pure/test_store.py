@@ -24,12 +24,13 @@ from memlab.store.database import (
     MIGRATIONS,
     RunArguments,
     insert,
+    kept,
     reading,
     row_of,
     store_path,
+    write,
     writing,
 )
-from memlab.store.keeping import kept, write
 from tests.store_parts import Forked, a_result, a_run
 
 
@@ -208,7 +209,7 @@ def note_of(workload) -> str:
     return note
 
 
-CPU = memlab.store.keeping.torch.device("cpu")
+CPU = memlab.store.database.torch.device("cpu")
 ZOO = "vit-digits"
 
 
@@ -230,13 +231,13 @@ def test_a_cancelled_run_is_not_stored(workload, path):
 
 
 def test_an_error_that_nobody_expected_is_a_note_too(workload, monkeypatch):
-    monkeypatch.setattr(memlab.store.keeping, "insert", lambda *_: 1 / 0)
+    monkeypatch.setattr(memlab.store.database, "insert", lambda *_: 1 / 0)
     result = kept(a_result(), workload, RunArguments(), is_isolated=True, device=CPU)
     assert "ZeroDivisionError" in result.notes[0]
 
 
 def test_a_locked_store(workload, path, monkeypatch):
-    monkeypatch.setattr(memlab.store.keeping, "SHORT_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(memlab.store.database, "SHORT_WAIT_SECONDS", 0.05)
     write(a_run(), path)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -292,7 +293,7 @@ def test_a_full_disk(workload, path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(database, "_connected", on_a_full_disk)
-        patch.setattr(memlab.store.keeping, "insert", insert_many)
+        patch.setattr(memlab.store.database, "insert", insert_many)
         assert "free some space" in note_of(workload)
 
     assert len(memlab.stored_results(path=path)) == 1
