@@ -6,7 +6,7 @@ first of these that knows:
 
     values.py     small tensors of known values, such as a mask of ones: operators on them are run
                   for real beside the fake ones
-    draws.py      random numbers, drawn for real from the step's seed
+                  random numbers, drawn for real from the step's seed
     unknown.py    nothing is known: a value is assumed, and the recording says which
 
 For `if (mask.sum() > 3): ...` over `mask = torch.ones(4)`:

@@ -511,14 +511,15 @@ def _set_registries(parts: list[nn.Module], registries: list[dict[str, tuple[Any
 #     forward      note everything -> run -> compare -> keep what changed, as it was before
 #     backward     put that back -> run again -> put back what was there just now
 #
-# What is noted, and in which file:
+# What is noted, and where:
 #
-#     random numbers of torch, NumPy and `random`         devices/generators.py autocast,
-# context variables                         here tensors that are changed in place
-# watched.py attributes and registries (hooks) of its modules    module_attributes.py
-# whatever else its code can reach: lists, dicts,     noted_places.py; changes.py knows them
-# from closures, globals, class attributes, arrays         one forward to the next,
-# reachable.py finds them, places.py reads and writes each
+#     random numbers of torch, NumPy and `random`        devices/generators.py
+#     autocast, context variables                        here
+#     tensors that are changed in place                  watched.py
+#     attributes and registries (hooks) of its modules   `ModuleAttributes`
+#     whatever else its code can reach: lists, dicts,    `NotedPlaces`; `Changes` knows them from
+#     closures, globals, class attributes, arrays        one forward to the next, places.py finds,
+#                                                        reads and writes them
 #
 # An example. A forward that counts its calls, `self.calls += 1`, and drops out less with
 # each of them: the third forward begins with `calls` 2 and a generator in state G. It ends

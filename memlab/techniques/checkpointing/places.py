@@ -339,7 +339,7 @@ def contents_of(cell: types.CellType) -> tuple[Any, ...]:
 # attribute, count in a global or in a class, or append to a list that a hook holds. A
 # recompute would do all this a second time. `Reachable` walks from a module to every such
 # place: through attributes, items of containers, closures, default arguments, and those
-# names of classes and globals that the reached code uses. `state.py` reads the places
+# names of classes and globals that the reached code uses. `State` reads the places
 # before and after a forward, and restores those that changed.
 #
 # Left out: what Python cannot inspect (C extensions, files), and objects of torch,
