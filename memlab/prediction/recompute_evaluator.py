@@ -17,8 +17,9 @@ inside a module whose forward takes rows 10 to 20 and whose backward begins at r
 A recompute has no rows of its own in the plain step. It lies between two rows, so positions are
 floats: a recompute begins `window[0]` rows before the backward and takes `window[1]` rows.
 
-An example, which `tests/pure/test_recompute_evaluator.py` runs. A model multiplies its batch of 1 MiB by a
-weight and passes it through three blocks of two GELUs each. A GELU keeps its input for backward:
+An example, which `tests/pure/test_recompute_evaluator.py` runs. A model multiplies its batch of
+1 MiB by a weight and passes it through three blocks of two GELUs each. A GELU keeps its input for
+backward:
 
     batch -> x0 -> [gelu h1 gelu] -> x1 -> [gelu h2 gelu] -> x2 -> [gelu h3 gelu] -> x3 -> sum
 
