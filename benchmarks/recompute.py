@@ -32,7 +32,7 @@ from memlab._util.units import MIB
 from memlab.config import PRESET_POLICIES
 from memlab.devices.cards import resolve
 from memlab.prediction.budget_frontier import BudgetFrontier
-from memlab.prediction.plans import chain_for
+from memlab.prediction.plans import frontier_for
 from memlab.runtime import isolation
 from memlab.techniques.checkpointing.blocks import find_blocks
 from memlab.techniques.step import build_step, set_seed
@@ -98,7 +98,7 @@ def ways(workload: Workload, batch_size: int, budgets: Sequence[float]) -> Itera
 def frontier_of(workload: Workload, config: StepConfig, device: str = "cpu") -> BudgetFrontier:
     """Return the plans of a workload, made in the worker."""
     run = functools.partial(isolation.run, timeout_seconds=600, on_progress=None, cancel=None)
-    return chain_for(workload, config, resolve(device), seed=0, run=run)
+    return frontier_for(workload, config, resolve(device), seed=0, run=run)
 
 
 def curve(workload: Workload, batch_size: int, num_rounds: int, quick: bool) -> list[Point]:

@@ -19,7 +19,7 @@ from memlab.errors import UnsupportedError
 from memlab.prediction import budget_frontier as frontier
 from memlab.prediction import planning
 from memlab.prediction.budget_frontier import BudgetFrontier, ChoiceCost, RecomputeCandidates
-from memlab.prediction.budget_frontier import frontier_of as chain_of_step
+from memlab.prediction.budget_frontier import frontier_of as frontier_of_step
 from memlab.runtime import isolation
 from memlab.techniques.step import build_step, set_seed
 from memlab.techniques.technique import Plan, Region
@@ -100,7 +100,7 @@ def test_no_plan_is_beaten_by_blocks_that_a_person_picks(name):
     for number in range(1, count + 1):
         first = by_hand.evaluate([everywhere] * number + [None] * (count - number))
         every = by_hand.evaluate([None if at % number else everywhere for at in range(count)])
-        for plan in chain_of_step(plain).plans:
+        for plan in frontier_of_step(plain).plans:
             for cost in (first, every):
                 lower = cost.peak_bytes < 0.98 * plan.peak_bytes
                 assert not (lower and cost.recompute_seconds < 0.98 * plan.recompute_seconds)
@@ -112,7 +112,7 @@ def plain_step_of(workload, device):
 
     def keep(plain):
         found.append(plain)
-        return chain_of_step(plain)
+        return frontier_of_step(plain)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planning, "frontier_of", keep)
@@ -152,10 +152,10 @@ def test_a_card_is_predicted_in_a_process_that_has_planned_for_the_cpu():
     code = """
 from memlab import StepConfig
 from memlab.techniques.technique import Plan
-from tests.budget_parts import WORKLOADS, chain_of, predicted
+from tests.budget_parts import WORKLOADS, frontier_of, predicted
 
 workload = WORKLOADS["gelu"]()
-chain_of(workload)
+frontier_of(workload)
 plain = Plan(regions=(), saved_bytes=1, plain_saved_bytes=1, peak_bytes=1, recompute_seconds=None)
 print(predicted(workload, StepConfig(), "h200", plain).outcome)
 """

@@ -5,10 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memlab.prediction.size_model import size_model_of
 
 from memlab import StepConfig
 from memlab.memory.lifetimes import step_memory
+from memlab.prediction.batch_size_model import size_model_of
 from memlab.tracing.assembly import sizes_of
 from memlab.tracing.trace_step import trace_step
 from memlab.tracing.tracker import Tracker

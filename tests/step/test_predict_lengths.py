@@ -103,7 +103,7 @@ def test_without_a_batch_that_fits_nothing_is_cut(found):
 
 def test_other_samples_need_no_recording(found, monkeypatch):
     monkeypatch.setattr(
-        "memlab.search.lengths.predict_with_forecast", lambda *a, **k: pytest.fail("asked")
+        "memlab.search.lengths.predict_with_size_model", lambda *a, **k: pytest.fail("asked")
     )
     told = found.over(np.random.default_rng(0).integers(20, 500, 1000))
     assert len(told.data) == 1000
