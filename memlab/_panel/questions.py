@@ -147,7 +147,7 @@ class Answers:
     """Predictions of the worker by question.
 
     Args:
-        chain_of: returns the plans of the budgets of a question, if they are known.
+        frontier_of: returns the plans of the budgets of a question, if they are known.
     """
 
     def __init__(self, frontier_of: "Callable[[Question], BudgetFrontier | None]") -> None:

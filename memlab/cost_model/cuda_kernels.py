@@ -7,9 +7,9 @@ terms of others (`CompositeExplicitAutograd`) and have no CUDA kernel of their o
 tensors of the losses among them are counted here too.
 
 To add a rule, write a function that takes an operator and returns its `KernelMemory`, and add it to
-`RULES` at the end of this file.
+`RULES`.
 
-Left out: what convolutions take if there is room (`cudnn_workspace`), allocations below 1 MiB,
+Left out: what convolutions take if there is room (`take_workspace`), allocations below 1 MiB,
 memory that libraries take without the allocator, and operators from outside of PyTorch, except the
 product of bitsandbytes' 4-bit weights.
 """

@@ -4,12 +4,12 @@
   It reads config files of accelerate and DeepSpeed itself; `transformers_trainer.py` (with trl's),
   `transformers_workload.py` and `lightning.py` read trainers. `reading.py` reports every field, and
   `fields.json` names those that need no code.
-- `export.py`: a step as a file without memlab, around the loop of each library, whose text is in
-  `templates/`. `definitions.py` writes a person's functions and values, which `own_source.py`
-  finds, and `script_file.py` puts the file together.
+- `export.py`: a step as a file without memlab, around the loop of each library (`flavors.toml`),
+  whose text is in `templates/`. `definitions.py` writes a person's functions and values, which
+  `own_source.py` finds, and `script_file.py` puts the file together.
 - `snapshot.py`: a memory snapshot of PyTorch, and what was free in it; `snapshot_file.py` reads it;
-  `snapshot_blocks.py`: who holds what; `snapshot_comparison.py`: beside a prediction, by
-  `snapshot_alignment.py`.
+  `snapshot_blocks.py`: who holds what (`snapshot_phases.toml`);
+  `snapshot_comparison.py`: beside a prediction, by `snapshot_alignment.py`.
 - `training_step.py`: the step over batches of one's own; `estimator.py`: for scikit-learn;
   `lightning_recorder.py`: a callback.
 """

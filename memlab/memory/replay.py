@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 # although 16 MiB are free. `flush` (`empty_cache()`) releases only segments without a block
 # in use, so not this one.
 #
-# Sizes and addresses count blocks of 512 B. Left out: the same as in `replay.py`.
+# Sizes and addresses count blocks of 512 B.
 
 # From c10/core/AllocatorConfig.h: kMinBlockSize, kSmallSize, kSmallBuffer, kMinLargeAlloc,
 # large_segment_size, kRoundLarge; all but the first in blocks.

@@ -7,6 +7,7 @@
 - `budget_frontier.py`: which modules to recompute for each memory budget, by what each would save
   (`recompute_evaluator.py`). `planning.py` makes that in a worker, `plans.py` picks a `Plan` in the
   caller.
-- `predict_run.py`: a whole run in stages (`run_stages.py`), asked for by `run_settings.py`.
+- `predict_run.py`: a whole run in stages (`run_stages.py`), as `run_settings.py` and `run_spec.py`
+  ask for it; `run_result.py` is the answer.
 - `step_graph.py`: what each node of a graph costs, as rows of `graph_table.py`.
 """

@@ -3,7 +3,7 @@
 It ends when its socket closes, or at the latest when its keeper is killed. A job is a function of
 memlab with its arguments, which may use a person's own modules. The worker asks to be replaced
 
-- if a job has changed anything of this process (`worker_state.py`), so that no job can affect a
+- if a job has changed anything of this process (`unchanged.py`), so that no job can affect a
   later one;
 - if one of a person's files has changed since it was imported, so that old code is never measured.
 

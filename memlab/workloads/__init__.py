@@ -2,6 +2,12 @@
 
 `get` gives a `Workload` by name; the models' libraries are imported when a model is built.
 
+- `language.py`, `vision.py`, `plain.py`: the models; `data.py`: what they are trained on;
+  `sizes.py`: which other sizes of a sample they can have.
+- `configs.py`: a workload of a config of transformers; `published.py`: configs that memlab knows by
+  the name of their model; `generation_caches.py`: caches of keys and values.
+- `finetuned.py`: adapters and bases in fewer bits, which `quantizing.py` makes.
+
 >>> import memlab
 >>> memlab.workloads.get("vit-digits", num_layers=2).name
 'vit-digits'

@@ -120,6 +120,15 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parametrize("room", [name for floor in FLOORS for name in floor if name[-1] == "/"])
+def test_the_door_of_a_room_names_its_files_and_no_others(room):
+    folder = PACKAGE / room
+    door = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    named = set(re.findall(r"`(\w+\.py)`", door))
+    there = {path.name for path in folder.glob("*.py")} - {"__init__.py"}
+    assert named == there
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_file_imports_only_from_floors_below(path):
     if path == PACKAGE / "__init__.py":

@@ -2,7 +2,7 @@
 
 The head is the output embedding of a transformers model, or otherwise the last `nn.Linear`. It
 returns `LazyLogits`, whether the model or the workload computes the loss. If no cross entropy has
-used them when backward is over, that is an error. `lazy_logits` says how the loss and its gradient
+used them when backward is over, that is an error. `logits.py` says how the loss and its gradient
 are computed. Left out: other kinds of heads (a convolution), logits that are capped or changed
 before the loss, and compiled models.
 """

@@ -1,7 +1,7 @@
 """Optimizers by name, with PyTorch's own defaults, and the choice of their implementation.
 
 A person's own function may make the optimizer instead. What other techniques need of an optimizer,
-such as that it updates each parameter by itself, is then tried with small tensors (`_check_own`).
+such as that it updates each parameter by itself, is then tried with small tensors (`own.py`).
 
 8-bit states are those of bitsandbytes: blocks of 256 values share a scale, and parameters of fewer
 than 4096 values keep fp32 states. Left out: GaLore and other low-rank projections. PyTorch and
