@@ -147,8 +147,7 @@ def most_written(saved: Sequence[SavedTensor]) -> list[SavedTensor]:
                 size, rank = planned[0]
                 heapq.heapreplace(planned, (size + tensor.whole_nbytes, rank))
                 copies[rank].append(tensor)
-        most: list[SavedTensor] = max(copies, key=bytes_of)
-        written += most
+        written += max(copies, key=bytes_of)
     return written
 
 
