@@ -384,7 +384,8 @@ def _saving(step: TracedStep, timeline: Timeline) -> dict[str, int | None]:
     saved, is_cpu = step.program.recording.saved, step.target.kind == "cpu"
     if saved is None:
         return {}
-    added = added_by_saving(saved, is_cpu=is_cpu)
+    is_first = 0 in step.program.ranks
+    added = added_by_saving(saved, step.config, is_first=is_first, is_cpu=is_cpu)
     held = int(timeline.total_bytes[-1])  # between two updates
     return {
         "saving_peak_bytes": held + added.device_bytes, "saving_host_bytes": added.host_bytes,

@@ -384,7 +384,8 @@ def _bytes_of_saving(step: Step, tracker: Tracker) -> int:
                 _check_saved(step)
     if found is None:
         tracker.recording.notes += (OWN_STATE,)
-    return added_by_saving(found or (), is_cpu=step.device.type == "cpu").device_bytes
+    is_cpu = step.device.type == "cpu"
+    return added_by_saving(found or (), step.config, is_first=True, is_cpu=is_cpu).device_bytes
 
 
 def _check_saved(step: Step) -> None:
