@@ -213,8 +213,8 @@ class StepResult:
             peak. Empty if it was not traced.
         peak_place: phase, module and operator of that peak.
         first_step_peak_bytes: the same peak over the first step alone.
-        saving_peak_bytes: most bytes of tensors while `TrainingStep.save` runs after it; None if
-            measured, or if what such a checkpoint holds is not known.
+        saving_peak_bytes: most bytes while `TrainingStep.save` runs after it; None if measured, or
+            if what such a checkpoint holds is not known.
         saving_host_bytes: what the rank that copies most to the host has there; None on a CPU.
         host_bytes: the most that offloading held in host memory; None where nothing is offloaded,
             or if that is not known.

@@ -385,7 +385,7 @@ def seconds_of(divided: StepRows, step: TracedStep, kernels: Kernels) -> Sums:
 
 
 def step_seconds(program: Program, kernels: Kernels, num_parts: int) -> float | None:
-    """Return the time of a step with this many micro-batches, as a forecast sums it."""
+    """Return the time of a step with this many micro-batches, as the size model sums it."""
     seconds = seconds_of_intervals(program.recording, kernels)
     if seconds is None:
         return None

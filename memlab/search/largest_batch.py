@@ -12,21 +12,16 @@ from memlab._util.units import format_bytes
 from memlab.api import accumulation_effect, predict_with_size_model
 from memlab.config import Sharding, StepConfig
 from memlab.errors import ConfigError
+from memlab.prediction.interpolation import interpolated
 from memlab.result import CountedPeak, FitStatus, Outcome, StepResult, counted, outcome_checked
 from memlab.runtime.bar import shows_progress
 from memlab.runtime.isolation import OnProgress
 from memlab.store import recorded
+from memlab.store.frames import ResultList
 from memlab.workload import Workload
 
 if TYPE_CHECKING:
     from memlab.prediction.batch_size_model import BatchSizeModel
-    from memlab.prediction.predict import Prediction
-from typing import TYPE_CHECKING
-
-from memlab.prediction.interpolation import interpolated
-from memlab.store.frames import ResultList
-
-if TYPE_CHECKING:
     from memlab.prediction.predict import Prediction
 
 

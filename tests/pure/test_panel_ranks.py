@@ -111,7 +111,7 @@ def test_a_refused_strategy_is_said_beside_the_ranks_and_nowhere_else():
 
 def test_a_refusal_without_a_setting_that_lifts_it_has_no_button():
     missing = Refusal(why="it is not installed", otherwise="pip install it")
-    technique = Technique(fields=(), keeps="x", refusals=lambda _: (missing,))
+    technique = Technique(fields=(), equivalence="x", refusals=lambda _: (missing,))
     line = texts.refusal_line((technique,), texts.setup_of(ranks(), {}, "cpu"))
     assert (line.text, line.remedy) == ("it is not installed; pip install it", None)
 

@@ -151,6 +151,26 @@ class Asks(nn.Module):
         return x if x.sum() > 0 else -x
 
 
+class ReturnsEarly(nn.Module):
+    """Returns a value that is not passed on, and one that each of three layers passes on."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        first = self.layers[0](x)
+        return first.sum(), self.layers[2](self.layers[1](first).tanh())
+
+
+def test_a_value_that_is_returned_early_is_passed_on_to_the_end():
+    model, x = ReturnsEarly(), torch.randn(2, 4)
+    graph = with_checkpoints(traced(model), 2)
+    assert all(map(torch.equal, graph(x), model(x)))
+    with pytest.raises(UnsupportedError, match=r"at 1 places only"):
+        with_checkpoints(traced(model), 3)
+
+
 def test_graphs_that_cannot_be_cut_or_traced_are_refused():
     with pytest.raises(UnsupportedError, match=r"^add_ writes over its input"):
         with_checkpoints(traced(Adds()), 2)

@@ -177,9 +177,17 @@ def _cuts(nodes: Sequence[fx.Node], segments: int) -> list[int]:
 
 
 def _passed_on(nodes: Sequence[fx.Node], end: int) -> set[fx.Node]:
-    """Return what is computed before a place and read after it; parameters are there anyway."""
-    read = {value for later in nodes[end:] for value in later.all_input_nodes}
-    return {node for node in nodes[:end] if node in read and node.op != "get_attr"}
+    """Return what is computed before a place and read after it; parameters are there anyway.
+
+    What the model returns is read after every place.
+    """
+    later = set(nodes[end:])
+    return {
+        node
+        for node in nodes[:end]
+        if node.op != "get_attr"
+        and any(user in later or user.op == "output" for user in node.users)
+    }
 
 
 def _check_repeats(model: fx.GraphModule, nodes: Sequence[fx.Node]) -> None:
