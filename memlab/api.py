@@ -140,7 +140,7 @@ def measure_only(
     """Return what `measure` returns, and leave the store alone; a sweep writes by itself."""
     target = resolve_device(device)
     limit = size("memory_limit", memory_limit)
-    how = _How(isolate, timeout_seconds, on_progress, cancel)
+    how = _HowToRun(isolate, timeout_seconds, on_progress, cancel)
     more = {"repeats": repeats, "warmup": warmup, "memory_limit": limit}
     try:
         result: StepResult = how.run("measure", workload, config, target, seed=seed, **more)
@@ -223,7 +223,7 @@ def predict_with_size_model(
     """Return the result of `predict`, without `every_rank` of one rank, and a size model."""
     target = target_for(device, config)
     limit = size("memory_limit", memory_limit)
-    how = _How(True, timeout_seconds, on_progress, cancel)
+    how = _HowToRun(True, timeout_seconds, on_progress, cancel)
     more = {"memory_limit": limit, "every_rank": every_rank}
     try:
         found: Prediction = how.run("predict", workload, config, target, seed=seed, **more)
@@ -277,7 +277,7 @@ def verify(
     (True, 'yes')
     """
     target = resolve_device(device)
-    how = _How(isolate, timeout_seconds, on_progress, cancel)
+    how = _HowToRun(isolate, timeout_seconds, on_progress, cancel)
     try:
         found: VerifyReport = how.run("verify", workload, config, target, seed=seed)
     except Ended as ended:
@@ -347,7 +347,7 @@ def accumulation_effect(
 
 
 @dataclass(frozen=True, slots=True)
-class _How:
+class _HowToRun:
     """How a job of the worker runs, in the words of `measure`."""
 
     isolate: bool
@@ -492,7 +492,7 @@ def measure_loading(
 
     _check_length(dataset)
     target = resolve_device(device)
-    how = _How(True, timeout_seconds, on_progress, cancel)
+    how = _HowToRun(True, timeout_seconds, on_progress, cancel)
     more = {"dataset": dataset, "loading": loading, "num_steps": num_steps}
     try:
         found: LoadingResult = how.run("loading", workload, config, target, seed=seed, **more)
@@ -586,7 +586,7 @@ def predict_run(
     limit = size("memory_limit", memory_limit)
     if limit is None and target.card is not None:
         limit = target.card.usable_bytes
-    how = _How(True, timeout_seconds, on_progress, cancel)
+    how = _HowToRun(True, timeout_seconds, on_progress, cancel)
     return _ran("predict_run", workload, config, target, how, run, seed, limit)
 
 
@@ -636,7 +636,7 @@ def measure_run(
     ['build', 'first step', 'step', 'saving', 'step afterwards']
     """
     limit = size("memory_limit", memory_limit)
-    how = _How(isolate, timeout_seconds, on_progress, cancel)
+    how = _HowToRun(isolate, timeout_seconds, on_progress, cancel)
     return _ran("measure_run", workload, config, resolve_device(device), how, run, seed, limit)
 
 
@@ -645,7 +645,7 @@ def _ran(
     workload: Workload,
     config: StepConfig,
     where: torch.device | Target,
-    how: _How,
+    how: _HowToRun,
     run: TrainingRun | None,
     seed: int,
     limit: int | None,

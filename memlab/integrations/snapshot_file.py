@@ -268,7 +268,7 @@ def _check_plain(data: bytes) -> int:
     left = FEW_CONTAINERS + len(data) // BYTES_PER_CONTAINER
     simple = _SIMPLE.match
     while True:
-        found = simple(data, pos)
+        found = simple(data, pos) if pos < len(data) else None  # a length may point anywhere
         pos = found.end() if found else pos
         if pos >= len(data):
             raise _truncated(data)

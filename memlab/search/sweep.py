@@ -41,22 +41,16 @@ from memlab.running import Progress
 from memlab.runtime.bar import shows_progress
 from memlab.runtime.isolation import OnProgress, teller
 from memlab.runtime.sending import dumps
+from memlab.store import database
 from memlab.store.database import (
     Claim,
     RunArguments,
     StoredRun,
     claim,
     finish,
-    hardware_of,
-    hold,
-    is_locked,
-    not_stored,
     owner,
-    reading,
     release,
-    setting_of,
     store_path,
-    with_note,
 )
 from memlab.store.frames import COSTS, table, to_frame
 from memlab.store.identity import workload_key
@@ -316,7 +310,7 @@ def task_of(
         hardware = {"device_name": "of the machines of an executor"}
     elif is_here(device):
         here = resolve_device(device)
-        name, hardware = str(here), hardware_of(here)
+        name, hardware = str(here), database.hardware_of(here)
     else:
         source = Source.PREDICTED
         name = name if is_recorded(device) else resolve(device).name
@@ -340,7 +334,7 @@ def run(
             return predict(task.workload, config, task.device, **given)
         with turn(on_progress, cancel) as problem:
             result = measure_only(task.workload, config, task.device, **given)
-        return result if not problem else with_note(result, problem)
+        return result if not problem else database.with_note(result, problem)
     except REFUSALS as error:
         return task.without_run(config, Outcome.UNSUPPORTED, str(error))
 
@@ -379,10 +373,10 @@ def turn(
         is_told, problem = False, ""
         while not (cancel is not None and cancel.is_set()):
             try:
-                held.enter_context(hold(_lock(), POLL_SECONDS))
+                held.enter_context(database.hold(_lock(), POLL_SECONDS))
                 break
             except (OSError, sqlite3.Error, MemlabError) as error:
-                if not is_locked(error):
+                if not database.is_locked(error):
                     problem = f"Another sweep may have measured at the same time: {error}."
                     break
             if on_progress is not None and not is_told:
@@ -611,7 +605,7 @@ class SweepLoop:
             finish(self.path, stored, self.owner)
         except Exception as error:  # whatever it is, what was measured is returned
             self.unwritten[index] = stored
-            return with_note(result, not_stored(error))
+            return database.with_note(result, database.not_stored(error))
         return result
 
     def _rescue(self) -> None:
@@ -775,7 +769,9 @@ def _wanted(
         if each.config is None:
             index_of.append(None)
             continue
-        identity = setting_of(key, each.config, asked, task.source, str(task.device), task.hardware)
+        identity = database.setting_of(
+            key, each.config, asked, task.source, str(task.device), task.hardware
+        )
         said = identity or str(asdict(each.config))
         if said not in first:
             first[said] = len(configs)
@@ -789,7 +785,7 @@ def _of_other_code(file: Path, workload: Workload, key: str) -> str:
     """Return a note on results under the name of a workload that are of other code or data."""
     number = 0
     # notes of the results say why, if the store can no longer be used
-    with contextlib.suppress(StoreError), reading(file) as connection:
+    with contextlib.suppress(StoreError), database.reading(file) as connection:
         if connection is not None:
             number = connection.execute(
                 "SELECT count(*) FROM result WHERE workload_name = ? AND workload_key != ?",

@@ -69,7 +69,7 @@ class Lion(torch.optim.Optimizer):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kind:
+class OptimizerKind:
     """What sets an optimizer apart; a new one is a row of `KINDS`.
 
     Attributes:
@@ -88,37 +88,39 @@ class Kind:
     only: str = ""
 
 
-KINDS: dict[Any, Kind] = {
-    Optimizer.SGD: Kind(made_by="SGD", title="SGD", state="keeps no state"),
-    Optimizer.SGD_MOMENTUM: Kind(
+KINDS: dict[Any, OptimizerKind] = {
+    Optimizer.SGD: OptimizerKind(made_by="SGD", title="SGD", state="keeps no state"),
+    Optimizer.SGD_MOMENTUM: OptimizerKind(
         made_by="SGD",
         title="SGD with momentum",
         state="keeps one number for each weight; cosine schedule",
     ),
-    Optimizer.ADAM: Kind(made_by="Adam", title="Adam", state="keeps two numbers for each weight"),
-    Optimizer.ADAMW: Kind(
+    Optimizer.ADAM: OptimizerKind(
+        made_by="Adam", title="Adam", state="keeps two numbers for each weight"
+    ),
+    Optimizer.ADAMW: OptimizerKind(
         made_by="AdamW", title="AdamW", state="keeps two numbers for each weight"
     ),
-    Optimizer.ADAFACTOR: Kind(
+    Optimizer.ADAFACTOR: OptimizerKind(
         made_by="Adafactor",
         title="Adafactor",
         state="keeps one row and one column of numbers for each matrix",
         learning_rate=1e-2,
     ),
-    Optimizer.ADAMW_8BIT: Kind(
+    Optimizer.ADAMW_8BIT: OptimizerKind(
         made_by="AdamW8bit",
         title="AdamW, 8-bit state",
         state="keeps two numbers of one byte for each weight (bitsandbytes)",
         only="bitsandbytes has one implementation, which is fused",
     ),
-    Optimizer.MUON: Kind(
+    Optimizer.MUON: OptimizerKind(
         made_by="muon_and_adamw",
         title="Muon",
         state="keeps one number for each weight of a matrix, and two for all others and for "
         "embeddings, which go to AdamW",
         only="torch.optim.Muon has one implementation, of one parameter after another",
     ),
-    Optimizer.LION: Kind(
+    Optimizer.LION: OptimizerKind(
         made_by="Lion",
         title="Lion",
         state="keeps one number for each weight",
