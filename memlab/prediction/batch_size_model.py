@@ -180,15 +180,22 @@ class BatchSizeModel:
 
     def _seconds_of(self, part: Part, seconds: npt.NDArray[np.float64], size: int) -> float:
         """Return the time of an interval whose micro-batch has this size."""
-        program, own = self.program, float(seconds[part.recorded])
-        partner = program.partners.get(part.recorded)
-        if partner is None or program.size == program.other_size:
-            return own
+        own, more = float(seconds[part.recorded]), self.seconds_a_sample(part.recorded)
+        return own + more * (size - self.program.size) if more else own
 
-        slope = (float(seconds[partner]) - own) / (program.other_size - program.size)
+    def seconds_a_sample(self, interval: int) -> float:
+        """Return the time that a further sample takes in a recorded interval.
+
+        It is 0 where it is not known: without times, for a run of one size, and in an interval that
+        has no partner.
+        """
+        program, partner = self.program, self.program.partners.get(interval)
+        if self.seconds is None or partner is None or program.size == program.other_size:
+            return 0.0
+        own = float(self.seconds[interval])
+        slope = (float(self.seconds[partner]) - own) / (program.other_size - program.size)
         # timings scatter: no interval gets faster with samples, nor more than in proportion
-        slope = min(max(slope, 0.0), own / program.size)
-        return own + slope * (size - program.size)
+        return min(max(slope, 0.0), own / program.size)
 
     def _by_category(
         self, parts: Sequence[Part], micro_batch_sizes: Sequence[int]

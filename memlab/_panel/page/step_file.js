@@ -1,0 +1,89 @@
+/**
+ * Reads the file that `memlab/prediction/step_file.py` writes, which describes its form.
+ *
+ * @typedef {object} Plan
+ * @property {number} share
+ * @property {number} saved_bytes
+ * @property {number} peak_bytes
+ * @property {number | null} recompute_seconds
+ * @property {string} note
+ *
+ * @typedef {object} Header
+ * @property {string} format
+ * @property {number} version
+ * @property {Record<string, any>} result a `StepResult` as JSON, without timeline
+ * @property {number} rank_batch_size
+ * @property {number} data_parallel_size
+ * @property {string} number_format
+ * @property {number[]} sizes samples in each recorded micro-batch
+ * @property {number} other_size samples in each of the other recorded step
+ * @property {string} differs where the two recorded steps differ; "" if they are alike
+ * @property {number} most_recorded micro-batches of a step, at most
+ * @property {[number, string, number][]} intervals step, phase and micro-batch
+ * @property {number[]} operator_ends of each interval
+ * @property {[number, number][] | null} interval_seconds as recorded, and of a further sample
+ * @property {string[]} modules paths
+ * @property {string[]} operators names
+ * @property {Record<string, string>} parameters path by block
+ * @property {Record<string, string>} states path by block
+ * @property {[number, string]} logits
+ * @property {{expandable_segments: boolean} | null} allocator
+ * @property {{micro_batch_size: number, accumulation_steps: number, plans: Plan[]} | null} plans
+ * @property {[string, "int32" | "uint8" | "float64", number][]} arrays name, type and length
+ *
+ * @typedef {{header: Header, arrays: Record<string, Int32Array | Uint8Array | Float64Array>}} StepFile
+ */
+
+const VERSION = 1;
+const ALIGNMENT = 8;
+const KINDS = { int32: Int32Array, uint8: Uint8Array, float64: Float64Array };
+
+/** An error whose message is for a person. */
+export class StepFileError extends Error {}
+
+/**
+ * @param {Uint8Array} bytes of the file
+ * @returns {Promise<StepFile>}
+ * @throws {StepFileError} it is no such file, damaged, or of a newer version
+ */
+export async function readStepFile(bytes) {
+  let file;
+  try {
+    file = unpack(await unzip(bytes));
+  } catch {
+    throw new StepFileError("this is not a step that memlab recorded, or the file is damaged");
+  }
+  const { format, version } = file.header;
+  if (format !== "memlab step") throw new StepFileError("this is not a step that memlab recorded");
+  if (version > VERSION) {
+    throw new StepFileError(
+      `this step was recorded by a newer memlab (form ${version}; this one reads ${VERSION}): ` +
+        "update memlab to see it",
+    );
+  }
+  return file;
+}
+
+/** @param {Uint8Array} bytes @returns {Promise<ArrayBuffer>} */
+async function unzip(bytes) {
+  const stream = new Blob([/** @type {BlobPart} */ (bytes)]).stream();
+  return new Response(stream.pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
+}
+
+/** @param {ArrayBuffer} data @returns {StepFile} */
+function unpack(data) {
+  const length = new DataView(data).getUint32(0, true);
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(data, 4, length)));
+  /** @type {StepFile["arrays"]} */
+  const arrays = {};
+  let at = aligned(4 + length);
+  for (const [name, kind, count] of /** @type {Header} */ (header).arrays) {
+    const Kind = KINDS[kind];
+    arrays[name] = new Kind(data, at, count);
+    at = aligned(at + count * Kind.BYTES_PER_ELEMENT);
+  }
+  return { header, arrays };
+}
+
+/** @param {number} at */
+const aligned = (at) => Math.ceil(at / ALIGNMENT) * ALIGNMENT;

@@ -1,0 +1,181 @@
+"""A recorded step as one small file, from which a page computes what `BatchSizeModel` computes.
+
+`packed` writes it; `_panel/page/step_file.js` reads it. The file is gzip over three parts:
+
+    4 bytes     length of the header, little-endian
+    header      JSON: names, settings, uncertainties, plans of memory budgets, list of the arrays
+    arrays      one after the other, little-endian, each padded to 8 bytes
+
+Rows of blocks that take nothing for any batch size are left out, which is most of them: each
+operator may have a workspace, and few do. The rest is numbered anew.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memlab import __version__
+from memlab.config import Sharding, StepConfig
+from memlab.prediction.batch_size_model import BatchSizeModel
+from memlab.prediction.interpolation import can_replan
+from memlab.techniques import every
+from memlab.techniques.checkpointing import checkpointing
+from memlab.tracing.program import MOST_RECORDED
+
+if TYPE_CHECKING:
+    import numpy.typing as npt  # it costs 5 ms at import
+
+    from memlab.prediction.budget_frontier import BudgetFrontier
+    from memlab.prediction.predict import Prediction
+
+FORMAT, VERSION = "memlab step", 1
+ALIGNMENT = 8
+
+
+def packed(
+    prediction: Prediction,
+    frontier: BudgetFrontier | None = None,
+    planned: StepConfig | None = None,
+) -> bytes:
+    """Return the file of a prediction that has a size model.
+
+    Args:
+        prediction: of the step.
+        frontier: the plans of its memory budgets; None if they are not known.
+        planned: the config that they were made for.
+    """
+    model, result = prediction.size_model, prediction.result
+    assert model is not None
+    program = model.program
+    arrays, numbers = _arrays(model)
+    names = list(dict.fromkeys(program.ran.names))
+    index = {name: at for at, name in enumerate(names)}
+    arrays["operator_name"] = np.array([index[name] for name in program.ran.names], np.int32)
+    arrays["operator_module"] = program.ran.module.astype(np.int32)
+    recording = program.recording
+
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "memlab": __version__,
+        "result": {**result.to_dict(), "timeline": None, "ranks": [], "printed": ""},
+        "rank_batch_size": result.config.rank_batch_size,
+        "data_parallel_size": result.config.data_parallel_size,
+        "number_format": result.number_format,
+        "sizes": list(program.sizes),
+        "other_size": program.other_size,
+        "differs": program.differs,
+        "estimates": _estimates(result.config, "cpu" if model.settings is None else "cuda"),
+        "most_recorded": MOST_RECORDED,
+        "intervals": [[i.step, str(i.phase), i.micro_batch] for i in recording.intervals],
+        "operator_ends": [end for _, end in program.operator_slices()],
+        "interval_seconds": _interval_seconds(model),
+        "modules": _by_index(recording.modules),
+        "operators": names,
+        "parameters": _renumbered(recording.parameters, numbers),
+        "states": _renumbered(recording.states, numbers),
+        "logits": list(recording.logits),
+        "allocator": None if model.settings is None else {
+            "expandable_segments": model.settings.expandable_segments
+        },
+        "plans": None if frontier is None or planned is None else _plans(frontier, planned),
+        "arrays": [[name, _kind(values), len(values)] for name, values in arrays.items()],
+    }  # fmt: skip
+    text = json.dumps(header, separators=(",", ":")).encode()
+    parts = [len(text).to_bytes(4, "little"), text]
+    parts.append(bytes(-(len(text) + 4) % ALIGNMENT))
+    for values in arrays.values():
+        data = values.tobytes()
+        parts += [data, bytes(-len(data) % ALIGNMENT)]
+    return gzip.compress(b"".join(parts), mtime=0)
+
+
+def _arrays(model: BatchSizeModel) -> tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.int64]]:
+    """Return the columns of rows and blocks, and the new number of each block, -1 for none."""
+    program = model.program
+    layout = program.layout
+    at_size, at_other = program.sizes_over_batch(model.own)
+    least, least_other = program.sizes_over_batch(model.least)
+    is_held = (at_size != 0) | (at_other != 0)
+    numbers = np.where(is_held, np.cumsum(is_held) - 1, -1)
+    rows = is_held[layout.block]
+    births = np.zeros(len(is_held), np.int64)
+    births[layout.block[layout.is_birth]] = layout.interval[layout.is_birth]
+    count = int(layout.block.max()) + 1
+    successor = np.full(len(is_held), -1, np.int64)
+    if program.num_recorded == MOST_RECORDED:
+        successor[:count] = program.successors(count)
+    next_number = np.where(successor >= 0, numbers[successor], -1)
+
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "row_block": np.where(layout.is_birth, numbers[layout.block], ~numbers[layout.block])[rows],
+        "row_interval": layout.interval[rows],
+        "row_operator": layout.operator[rows],
+        "row_module": layout.module[rows],
+    }
+    if layout.stream is not None:
+        arrays["row_stream"] = layout.stream[rows]
+    arrays |= {
+        "block_interval": births[is_held],
+        "block_successor": next_number[is_held],
+    }
+    arrays = {name: values.astype(np.int32) for name, values in arrays.items()}
+    arrays["row_category"] = model.columns[rows].astype(np.uint8)
+    sizes = {"block_bytes": at_size, "block_other_bytes": at_other}
+    sizes |= {"block_least_bytes": least, "block_least_other_bytes": least_other}
+    return arrays | {n: v[is_held].astype(np.float64) for n, v in sizes.items()}, numbers
+
+
+def _interval_seconds(model: BatchSizeModel) -> list[list[float]] | None:
+    """Return for each interval its time as recorded, and the time that each further sample takes."""
+    if model.seconds is None:
+        return None
+    return [
+        [seconds, model.seconds_a_sample(at)] for at, seconds in enumerate(model.seconds.tolist())
+    ]
+
+
+def _plans(frontier: BudgetFrontier, planned: StepConfig) -> dict[str, Any]:
+    return {
+        "micro_batch_size": planned.micro_batch_size,
+        "accumulation_steps": planned.accumulation_steps,
+        "plans": [
+            {
+                "share": plan.share,
+                "saved_bytes": plan.saved_bytes,
+                "peak_bytes": plan.peak_bytes,
+                "recompute_seconds": plan.recompute_seconds,
+                "note": checkpointing.notes_of_plan(planned, plan)[0],
+            }
+            for plan in frontier.plans
+        ],
+    }
+
+
+def _estimates(config: StepConfig, kind: str) -> dict[str, bool]:
+    """Return whether steps of other micro-batches, and of other budgets, may be estimated."""
+    budgets = {config.memory_budget, 1.0, 0.5}
+    if config.sharding is not Sharding.NONE:
+        return {"accumulation": False, "budget": False}
+    divided = replace(config, batch_size=2, accumulation_steps=2)
+    accumulates = not every.is_refused(divided, kind)
+    of = divided if accumulates else config
+    replans = all(can_replan(replace(of, memory_budget=budget), kind) for budget in budgets)
+    return {"accumulation": accumulates, "budget": replans}
+
+
+def _by_index(modules: dict[str, int]) -> list[str]:
+    return [path for path, _ in sorted(modules.items(), key=lambda item: item[1])]
+
+
+def _renumbered(paths: dict[int, str], numbers: npt.NDArray[np.int64]) -> dict[str, str]:
+    return {str(numbers[block]): path for block, path in paths.items() if numbers[block] >= 0}
+
+
+def _kind(values: npt.NDArray[Any]) -> str:
+    return str(values.dtype)
