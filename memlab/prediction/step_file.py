@@ -132,7 +132,7 @@ def _arrays(model: BatchSizeModel) -> tuple[dict[str, npt.NDArray[Any]], npt.NDA
 
 
 def _interval_seconds(model: BatchSizeModel) -> list[list[float]] | None:
-    """Return for each interval its time as recorded, and the time that each further sample takes."""
+    """Return the time of each interval as recorded, and that of each further sample."""
     if model.seconds is None:
         return None
     return [

@@ -18,7 +18,7 @@ followed by the update, so these two are different. All others do the same as th
 
 A `Part` says for each interval of the wanted run which recorded interval it repeats. The blocks of
 a copy get new numbers. If the recorded micro-batch frees a block of the one before it, then a copy
-frees the matching block of the copy before it (`_successors`).
+frees the matching block of the copy before it (`successors`).
 
 If the two steps do not run the same operators (`differs` says where), sizes are known for the
 recorded size only. Left out: runs that mix single samples with larger micro-batches, whose
@@ -242,7 +242,7 @@ class Program:
         birth_interval[self.layout.block[births]] = self.layout.interval[births]
         born_in_middle = is_middle[birth_interval][block]
         in_middle = is_middle[self.layout.interval[order]]
-        successor = self._successors(count)
+        successor = self.successors(count)
         moved = np.where(born_in_middle, block + count * np.where(in_middle, copy, extra), block)
 
         # a copy that frees a block of the micro-batch before it means the copy before it
@@ -250,7 +250,7 @@ class Program:
         earlier = successor[block]
         return np.where(foreign, np.where(earlier >= 0, earlier + count * (copy - 1), -1), moved)
 
-    def _successors(self, count: int) -> npt.NDArray[np.int64]:
+    def successors(self, count: int) -> npt.NDArray[np.int64]:
         """Return for each block that the second micro-batch frees the one that the third frees."""
         successor = np.full(count, -1, np.int64)
         row_of = _slices(self.layout.interval, len(self.recording.intervals))
