@@ -188,8 +188,9 @@ export class RecordedStep {
    *
    * @param {number[]} sizes
    * @returns {{trace: Trace, timeline: Timeline, peakBytes: number, reservedBytes: number | null,
-   *     firstStepPeakBytes: number, events: [number, number]}} `events`: those of the timeline, of
-   *     which the first is what existed before
+   *     firstStepPeakBytes: number, events: [number, number]}} the trace has the bytes that the
+   *     caching allocator gives out; the first of `events`, those of the timeline, is what existed
+   *     before
    */
   memory(sizes) {
     const trace = this.trace(sizes);
@@ -207,7 +208,7 @@ export class RecordedStep {
     }
     const timeline = this.timeline({ ...trace, bytes }, begin - 1, end);
     return {
-      trace,
+      trace: { ...trace, bytes },
       timeline,
       peakBytes: highest(timeline.total),
       reservedBytes,
