@@ -17,6 +17,7 @@
  * @property {string} number_format
  * @property {number[]} sizes samples in each recorded micro-batch
  * @property {number} other_size samples in each of the other recorded step
+ * @property {{accumulation: boolean, budget: boolean}} estimates which of these may be estimated
  * @property {string} differs where the two recorded steps differ; "" if they are alike
  * @property {number} most_recorded micro-batches of a step, at most
  * @property {[number, string, number][]} intervals step, phase and micro-batch
