@@ -94,9 +94,9 @@ def _linked(
         if target not in exports:
             _scope(target, exports, scopes, (*above, file))
         names = _pairs(found[1])
-        for own, theirs in names.items():
-            if theirs not in exports[target]:
-                raise JoiningError(f"{at}: {target} does not export {theirs}")
+        missing = sorted(set(names.values()) - exports[target])
+        if missing:
+            raise JoiningError(f"{at}: {target} does not export {', '.join(missing)}")
         bound = ", ".join(f"{theirs}: {own}" for own, theirs in names.items())
         constants.append(f"const {{ {bound} }} = {_variable(target)}; ")
     return "".join(constants) + IMPORT.sub(lambda found: "\n" * found[0].count("\n"), text)
