@@ -22,6 +22,19 @@ EXTRA_KEYS := metadata.papermill cell.metadata.papermill metadata.language_info.
 # the server listens on loopback only; its root user must be allowed by name
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
+# the page's JavaScript: a person may have no node, CI has
+define LINT_PAGE
+if command -v npm >/dev/null; then \
+	cd tests/page && \
+	{ [ node_modules/.package-lock.json -nt package-lock.json ] || npm ci --silent; } && \
+	npm run --silent types && npm run --silent prettier -- --check; \
+elif [ -n "$$CI" ] || [ "$$MEMLAB_REQUIRE_BROWSER" = 1 ]; then \
+	echo "make lint checks JavaScript with node and npm, which are not on this system."; exit 1; \
+else \
+	echo "JavaScript was not checked: node and npm are not on this system."; \
+fi
+endef
+
 .PHONY: lab quick test test-all test-deps notebooks course lint bench picture clean
 .NOTPARALLEL:
 
@@ -80,6 +93,7 @@ lint: $(VENV)/lint
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/nbstripout --verify --keep-id --extra-keys "$(EXTRA_KEYS)" $(wildcard notebooks/*.ipynb)
+	@$(LINT_PAGE)
 
 bench: $(VENV)/lab
 	@for file in $$(grep -ls '__main__' benchmarks/*.py); do \
@@ -92,7 +106,8 @@ picture: $(VENV)/test
 		tests/system/browser/test_quickstart_ui.py -k whole_quickstart $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist ui-out .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) build dist ui-out .pytest_cache .ruff_cache .mypy_cache .hypothesis \
+		tests/page/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One line for each stage of a set-up: what it does, a dot every five seconds while it goes on, and

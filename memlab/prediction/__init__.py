@@ -3,7 +3,8 @@
 - `predict.py`: the result of a traced step. Start here. `memory_widths.py`: how far off it is, from
   `memory.json`; `check_against_runs.py`: beside what was measured of the same step.
 - `batch_size_model.py`: a traced step as arithmetic; `interpolation.py`: the result of another
-  batch size, number of micro-batches or memory budget by that arithmetic.
+  batch size, number of micro-batches or memory budget by that arithmetic. `step_file.py` writes it
+  as a file, for a page that computes the same.
 - `budget_frontier.py`: which modules to recompute for each memory budget, by what each would save
   (`recompute_evaluator.py`). `planning.py` makes that in a worker, `plans.py` picks a `Plan` in the
   caller.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memlab import __version__
+from memlab._version import __version__
 from memlab.config import Sharding, StepConfig
 from memlab.prediction.batch_size_model import BatchSizeModel
 from memlab.prediction.interpolation import can_replan

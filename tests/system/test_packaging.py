@@ -112,7 +112,7 @@ def test_a_script_is_executable_and_stops_at_the_first_error(file):
 def test_ci_lints_tests_and_lets_no_browser_test_skip():
     lines = (ROOT / ".ci/run").read_text().splitlines()
     *first, tests = lines[-4:]
-    assert first == ["make test-deps", "make lint", "make course"]
+    assert first == ["make test-deps", "MEMLAB_REQUIRE_BROWSER=1 make lint", "make course"]
     assert tests == "MEMLAB_REQUIRE_BROWSER=1 make test"
 
 

@@ -29,8 +29,7 @@ class FreeList {
     let high = sizes.length;
     while (low < high) {
       const middle = (low + high) >> 1;
-      const isBefore =
-        sizes[middle] < size || (sizes[middle] === size && starts[middle] < start);
+      const isBefore = sizes[middle] < size || (sizes[middle] === size && starts[middle] < start);
       if (isBefore) low = middle + 1;
       else high = middle;
     }

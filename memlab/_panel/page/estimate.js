@@ -109,7 +109,10 @@ function regrouped(step, setting, recorded) {
   const timeline = withMicroBatches(told.timeline, count);
   const peakBytes = highest(timeline.total);
   const each = step.microBatchSeconds(recorded[0]);
-  const isKnown = told.seconds !== null && each !== null;
+  let seconds = null;
+  if (told.seconds !== null && each !== null) {
+    seconds = told.seconds + (count - recorded.length) * each;
+  }
   const uncertainty = widened(told.uncertainty, REGROUPED);
   delete uncertainty.needed_bytes;
   if ("step_seconds" in uncertainty && recorded.length === 1) uncertainty.step_seconds += ADDITIONS;
@@ -117,7 +120,7 @@ function regrouped(step, setting, recorded) {
   return {
     ...estimateOf(told, timeline, uncertainty),
     reservedBytes: told.reservedBytes === null ? null : told.reservedBytes + more,
-    seconds: isKnown ? told.seconds + (count - recorded.length) * each : null,
+    seconds,
     of: `a step with ${recorded.length} micro-batches`,
   };
 }
@@ -193,7 +196,9 @@ export function planAt(step, budget) {
 
 /** @param {Record<string, number> | null} widths @param {number} by @returns {Record<string, number>} */
 function widened(widths, by) {
-  return Object.fromEntries(Object.entries(widths ?? {}).map(([name, width]) => [name, width + by]));
+  return Object.fromEntries(
+    Object.entries(widths ?? {}).map(([name, width]) => [name, width + by]),
+  );
 }
 
 /**

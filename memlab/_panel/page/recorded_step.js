@@ -94,7 +94,7 @@ export class RecordedStep {
     const extra = count - this.numRecorded;
     /** @type {Part[]} */
     const parts = [];
-    for (let at = 0; at < intervals.length; ) {
+    for (let at = 0; at < intervals.length;) {
       let end = at + 1;
       if (extra && isMiddle[at]) while (isMiddle[end]) end += 1;
       const copies = end > at + 1 ? extra + 1 : 1;
@@ -123,7 +123,10 @@ export class RecordedStep {
     const other = least ? arrays.block_least_other_bytes : arrays.block_other_bytes;
     const parts = this.parts(sizes.length);
     const extra = Math.max(...parts.map((part) => part.copy));
-    const most = parts.reduce((sum, p) => sum + rowStarts[p.recorded + 1] - rowStarts[p.recorded], 0);
+    const most = parts.reduce(
+      (sum, p) => sum + rowStarts[p.recorded + 1] - rowStarts[p.recorded],
+      0,
+    );
     const made = new Float64Array(numBlocks * (extra + 1));
     const trace = {
       block: new Int32Array(most),
@@ -153,7 +156,10 @@ export class RecordedStep {
         }
         if (isBirth) {
           const slope = other[block] - own[block];
-          made[number] = Math.max(0, share === null ? own[block] : rint(own[block] + slope * share));
+          made[number] = Math.max(
+            0,
+            share === null ? own[block] : rint(own[block] + slope * share),
+          );
         }
         if (!made[number]) continue;
         trace.block[count] = number;

@@ -17,6 +17,7 @@
  * @property {string} number_format
  * @property {number[]} sizes samples in each recorded micro-batch
  * @property {number} other_size samples in each of the other recorded step
+ * @property {{accumulation: boolean, budget: boolean}} estimates which of these may be estimated
  * @property {string} differs where the two recorded steps differ; "" if they are alike
  * @property {number} most_recorded micro-batches of a step, at most
  * @property {[number, string, number][]} intervals step, phase and micro-batch
@@ -47,21 +48,14 @@ export class StepFileError extends Error {}
  * @throws {StepFileError} it is no such file, damaged, or of a newer version
  */
 export async function readStepFile(bytes) {
-  let file;
   try {
-    file = unpack(await unzip(bytes));
-  } catch {
+    const data = await unzip(bytes);
+    const { header, end } = readHeader(data);
+    return { header, arrays: readArrays(data, header.arrays, end) };
+  } catch (error) {
+    if (error instanceof StepFileError) throw error;
     throw new StepFileError("this is not a step that memlab recorded, or the file is damaged");
   }
-  const { format, version } = file.header;
-  if (format !== "memlab step") throw new StepFileError("this is not a step that memlab recorded");
-  if (version > VERSION) {
-    throw new StepFileError(
-      `this step was recorded by a newer memlab (form ${version}; this one reads ${VERSION}): ` +
-        "update memlab to see it",
-    );
-  }
-  return file;
 }
 
 /** @param {Uint8Array} bytes @returns {Promise<ArrayBuffer>} */
@@ -70,19 +64,32 @@ async function unzip(bytes) {
   return new Response(stream.pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
 }
 
-/** @param {ArrayBuffer} data @returns {StepFile} */
-function unpack(data) {
-  const length = new DataView(data).getUint32(0, true);
-  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(data, 4, length)));
+/** @param {ArrayBuffer} data @returns {{header: Header, end: number}} */
+function readHeader(data) {
+  const end = 4 + new DataView(data).getUint32(0, true);
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(data, 4, end - 4)));
+  const { format, version } = header;
+  if (format !== "memlab step") throw new StepFileError("this is not a step that memlab recorded");
+  if (version > VERSION) {
+    throw new StepFileError(
+      `this step was recorded by a newer memlab (form ${version}; this one reads ${VERSION}): ` +
+        "update memlab to see it",
+    );
+  }
+  return { header, end };
+}
+
+/** @param {ArrayBuffer} data @param {Header["arrays"]} list @param {number} end of the header */
+function readArrays(data, list, end) {
   /** @type {StepFile["arrays"]} */
   const arrays = {};
-  let at = aligned(4 + length);
-  for (const [name, kind, count] of /** @type {Header} */ (header).arrays) {
+  let at = aligned(end);
+  for (const [name, kind, count] of list) {
     const Kind = KINDS[kind];
     arrays[name] = new Kind(data, at, count);
     at = aligned(at + count * Kind.BYTES_PER_ELEMENT);
   }
-  return { header, arrays };
+  return arrays;
 }
 
 /** @param {number} at */
