@@ -7,9 +7,11 @@ callback waits for a measurement, and an exception in one becomes a sentence on 
 import base64
 import contextlib
 import html
+import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +25,14 @@ from memlab._panel.page import Page
 from memlab._panel.pictures import Scene
 from memlab._panel.runner import BaseEffect, Fitting, Runner
 from memlab._panel.runs import History, Run, RunLog, count_runs
+from memlab._panel.saved_page import (
+    SavedStep,
+    as_document,
+    divided_words,
+    payload_of,
+    predicted_around,
+    writable,
+)
 from memlab._panel.state import describe
 from memlab._panel.table import table_html
 from memlab._panel.texts import SCRIPT
@@ -307,6 +317,35 @@ class Panel:
         if wish.result is None:
             raise ConfigError("not kept: the panel was closed, or its status line says why")
         return wish.result
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the step on screen as one HTML file that works without a kernel; return its path.
+
+        In it batch size, accumulation and memory budget can be moved as far as a few predictions
+        cover them, which are made for it first; the other settings stay as they are. The file asks
+        no other host for anything.
+
+        Args:
+            path: of the file, which is replaced if it exists.
+
+        Raises:
+            MemlabError: the settings are not allowed, the step cannot be predicted, or the file
+                cannot be written; the message says why.
+        """
+        file = writable(path)
+        config, device = self.config, choices.name_of(self._asked.device)
+        shown = SavedStep(
+            workload=self.workload,
+            device=device,
+            config=config,
+            limit=self._view.limit.value,
+            usable_bytes=self._asked.capacity,
+            divided=divided_words(self.workload),
+            code=self.code(),
+        )
+        predictions = predicted_around(self.workload, config, device)
+        file.write_text(as_document(payload_of(shown, predictions)), encoding="utf-8")
+        return file
 
     def close(self) -> None:
         """Stop a run that is in progress, and remove every widget from the page and from memory."""

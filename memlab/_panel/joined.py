@@ -10,9 +10,9 @@ Each file becomes the scope of a function, and what it exports the properties of
                                                         })();
 
 A file is not parsed, so only the forms that are in use are known, each at the beginning of a line:
-an import of names in braces, `export` before `function`, `async function`, `class` or a `const` of
-one name, a list of exports, and in the first file `export default`. Anything else is an error, as
-is a name that the other file does not export. Comments are kept.
+an import of names in braces or of all as one, `export` before `function`, `async function`, `class`
+or a `const` of one name, a list of exports, and in the first file `export default`. Anything else
+is an error, as is a name that the other file does not export. Comments are kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ from pathlib import Path
 
 PAGE = Path(__file__).parent / "page"
 
-IMPORT = re.compile(r"""^import \{([^{}]*)\} from ["'](\.\.?/[^"']+)["'];$""", re.M)
+IMPORT = re.compile(
+    r"^import (?:\{(?P<names>[^{}]*)\}|\* as (?P<all>[\w$]+)) "
+    r"""from ["'](?P<file>\.\.?/[^"']+)["'];$""",
+    re.M,
+)
 EXPORT = re.compile(r"^export (?=(?:(?:async )?function|class|const) ([\w$]+)[ (])", re.M)
 LIST = re.compile(r"(?:^|(?<=;))export ?\{([^{}]*)\};?$", re.M)  # minified files: after `;`
 DEFAULT = re.compile(r"^export default ", re.M)
@@ -86,14 +90,17 @@ def _linked(
     constants = []
     for found in IMPORT.finditer(text):
         at = f"{file}, line {_line(text, found.start())}"
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(file), found[2]))
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(file), found["file"]))
         if target in (*above, file):
             raise JoiningError(f"{at}: {' imports '.join([*above, file, target])}, in a cycle")
         if target.startswith("..") or not (PAGE / target).is_file():
             raise JoiningError(f"{at}: there is no {target} in {PAGE.name}")
         if target not in exports:
             _scope(target, exports, scopes, (*above, file))
-        names = _pairs(found[1])
+        if found["all"]:
+            constants.append(f"const {found['all']} = {_variable(target)}; ")
+            continue
+        names = _pairs(found["names"])
         missing = sorted(set(names.values()) - exports[target])
         if missing:
             raise JoiningError(f"{at}: {target} does not export {', '.join(missing)}")

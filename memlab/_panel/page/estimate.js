@@ -66,6 +66,29 @@ export function estimate(step, setting) {
   return replanned(step, found, setting, own, plan);
 }
 
+/** @type {How[]} the best first */
+const HOWS = ["predicted", "interpolated", "estimated"];
+
+/**
+ * What several recordings of one step say of a setting: the best of their answers.
+ *
+ * @param {RecordedStep[]} steps
+ * @param {Setting} setting
+ * @returns {{step: RecordedStep, found: Estimate} | null}
+ */
+export function bestEstimate(steps, setting) {
+  let best = null;
+  let least = Infinity;
+  for (const step of steps) {
+    const found = estimate(step, setting);
+    if (!found) continue;
+    const { memory_budget: budget } = step.header.result.config;
+    const rank = HOWS.indexOf(found.how) + Math.abs(budget - setting.memoryBudget) / 2;
+    if (rank < least) [best, least] = [{ step, found }, rank];
+  }
+  return best;
+}
+
 /** @param {RecordedStep} step @param {Setting} setting @returns {Estimate | null} */
 function ofSameBudget(step, setting) {
   const ranks = step.header.data_parallel_size;

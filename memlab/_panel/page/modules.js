@@ -8,12 +8,14 @@
  * @property {string} path "" is the model itself
  * @property {string} name its last part
  * @property {number} bytes
- * @property {ModuleBytes[]} parts the largest first
+ * @property {ModuleBytes[]} parts in the order of the model
  *
  * @typedef {{path: string, held: Float64Array}} ModuleGroup paths have "*" for numbers
  */
 
 
+
+const LEAST_SHARE = 0.03; // of the peak, for a group of its own
 
 /** The module that holds each recorded block, as an index into `paths`. */
 export class BlockModules {
@@ -78,24 +80,34 @@ export class BlockModules {
         node = part;
       });
     });
-    sortParts(root);
     return root;
   }
 
   /**
-   * At most so many groups of modules, with what each holds over the step. Layers of one stack are
-   * taken together, and what holds most at the peak is divided further.
+   * At most so many groups of modules, by paths with "*" for numbers: layers of one stack are taken
+   * together, and what holds most at the peak is divided further.
    *
    * @param {Estimate} found
    * @param {number} most
-   * @returns {ModuleGroup[]} the largest first
+   * @returns {string[]} the longest paths first
+   */
+  groupNames(found, most) {
+    const peak = found.timeline.total.indexOf(found.peakBytes);
+    return divided(this.paths.map(patternOf), this.at(found, Math.max(peak, 0)), most);
+  }
+
+  /**
+   * What each of the groups holds over the step.
+   *
+   * @param {Estimate} found
+   * @param {number} most
+   * @returns {ModuleGroup[]}
    */
   groups(found, most) {
     const { trace, timeline, firstEvent } = found;
     if (!trace) return [];
-    const peak = timeline.total.indexOf(found.peakBytes);
-    const patterns = this.paths.map((path) => path.replace(/\b\d+\b/g, "*"));
-    const names = divided(patterns, this.at(found, Math.max(peak, 0)), most);
+    const patterns = this.paths.map(patternOf);
+    const names = this.groupNames(found, most);
     const groupOf = patterns.map((pattern) => names.findIndex((name) => isWithin(pattern, name)));
     const count = timeline.total.length;
     const held = names.map(() => new Float64Array(count));
@@ -109,14 +121,11 @@ export class BlockModules {
   }
 }
 
-/** @param {ModuleBytes} node */
-function sortParts(node) {
-  node.parts.sort((one, other) => other.bytes - one.bytes);
-  node.parts.forEach(sortParts);
-}
+/** A path with "*" for numbers. @param {string} path */
+export const patternOf = (path) => path.replace(/\b\d+\b/g, "*");
 
 /** Whether a module is this one or a part of it. @param {string} path @param {string} whole */
-const isWithin = (path, whole) => !whole || path === whole || path.startsWith(`${whole}.`);
+export const isWithin = (path, whole) => !whole || path === whole || path.startsWith(`${whole}.`);
 
 /**
  * Prefixes that together cover all patterns, longer ones first.
@@ -126,27 +135,25 @@ const isWithin = (path, whole) => !whole || path === whole || path.startsWith(`$
  * @param {number} most
  */
 function divided(patterns, bytes, most) {
+  const least = LEAST_SHARE * bytes.reduce((sum, own) => sum + own, 0);
   let names = [""];
   const settled = new Set();
   for (;;) {
     const sizes = sizesOf(patterns, bytes, names);
     const open = names.filter((name) => !settled.has(name));
-    if (!open.length) break;
+    if (!open.length) return names;
     const largest = open.reduce((a, b) => ((sizes.get(b) ?? 0) > (sizes.get(a) ?? 0) ? b : a));
-    const parts = new Set(
-      patterns
-        .filter((path) => path !== largest && owner(path, names) === largest)
-        .map((path) => nextPart(path, largest)),
-    );
-    if (!parts.size || names.length + parts.size > most) {
-      settled.add(largest);
-      continue;
-    }
-    names = [...names, ...parts].sort((one, other) => other.length - one.length);
+    const inside = patterns.map((path) => path !== largest && owner(path, names) === largest);
+    const parts = [...new Set(patterns.filter((_, at) => inside[at]).map((path) => nextPart(path, largest)))];
+    const whole = sizesOf(patterns, bytes, [...parts, ...names].sort(longestFirst));
+    const large = parts.filter((part) => (whole.get(part) ?? 0) > least);
+    if (!large.length || names.length + large.length > most) settled.add(largest);
+    else names = [...names, ...large].sort(longestFirst);
   }
-  const sizes = sizesOf(patterns, bytes, names);
-  return names.filter((name) => name === "" || sizes.get(name));
 }
+
+/** @param {string} one @param {string} other */
+const longestFirst = (one, other) => other.length - one.length;
 
 /** The longest of these prefixes. @param {string} path @param {string[]} names longest first */
 const owner = (path, names) => names.find((name) => isWithin(path, name)) ?? "";

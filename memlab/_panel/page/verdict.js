@@ -31,7 +31,7 @@ export function countedPeak(found) {
  */
 export function fitVerdict(step, found, limit, device) {
   const peak = countedPeak(found);
-  const how = found.how === "predicted" ? "predicted" : found.how;
+  const { how } = found;
   if (limit === null) {
     return { kind: "open", text: `peak ${formatBytes(peak.bytes)} ${peak.kind}, ${how}`, detail: "no limit is set" };
   }
@@ -46,12 +46,8 @@ export function fitVerdict(step, found, limit, device) {
     return { kind: "good", text: `fits${less}: ${share}, ${how}`, detail };
   }
   const times = peak.bytes / limit;
-  const over = times >= 2 ? `${times.toFixed(times < 10 ? 1 : 0)} times the limit of` : "of";
-  return {
-    kind: "bad",
-    text: `does not fit: ${formatBytes(peak.bytes)}, ${over} ${formatBytes(limit)}, ${how}`,
-    detail,
-  };
+  const far = times >= 2 ? `, ${times.toFixed(times < 10 ? 1 : 0)} times as much` : "";
+  return { kind: "bad", text: `does not fit: ${share}${far}, ${how}`, detail };
 }
 
 /**
