@@ -53,7 +53,11 @@ export function axisOf({ operator, phase }) {
   const span = count ? operator[count - 1] - operator[0] + 1 : 1;
   let last = count; // in backward there may be updates before it
   while (last > 0 && phase[last - 1] === OPTIMIZER) last -= 1;
-  const begin = last < count ? rawPositions(operator, span)[last] : 1;
+  let begin = 1;
+  if (last < count) {
+    const same = [operator.indexOf(operator[last]), operator.lastIndexOf(operator[last]) + 1];
+    begin = (operator[last] - operator[0] + (last - same[0]) / (same[1] - same[0])) / span;
+  }
   return { span, begin, tail: begin > 0 ? Math.max(begin, 1 - OPTIMIZER_SHARE) : begin };
 }
 
