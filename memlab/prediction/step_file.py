@@ -108,7 +108,7 @@ def _arrays(model: BatchSizeModel) -> tuple[dict[str, npt.NDArray[Any]], npt.NDA
     births[layout.block[layout.is_birth]] = layout.interval[layout.is_birth]
     count = int(layout.block.max()) + 1
     successor = np.full(len(is_held), -1, np.int64)
-    if program.num_recorded == MOST_RECORDED:
+    if program.num_recorded == MOST_RECORDED and not program.differs:
         successor[:count] = program.successors(count)
     next_number = np.where(successor >= 0, numbers[successor], -1)
 
