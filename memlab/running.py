@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import CheckpointError
 
 from memlab._util.functions import own_line
-from memlab._util.units import shown
+from memlab._util.units import is_a, shown
 from memlab.errors import ConfigError, MemlabError, UnsupportedError
 from memlab.result import Outcome
 
@@ -179,7 +179,9 @@ def require_ok(results: Found) -> Found:
     Traceback (most recent call last):
     memlab.errors.MemlabError: plain-mlp on t4, batch_size=8: timed_out ...
     """
-    many: Any = results.values() if isinstance(results, Mapping) else results
+    many: Any = results
+    if is_a(results, Mapping):
+        many = many.values()
     try:
         outcomes = [(each, each.outcome) for each in ([many] if hasattr(many, "outcome") else many)]
     except Exception:  # of a person's own objects

@@ -10,6 +10,8 @@
 - `outlook.py`, `pictures.py`: what is said and drawn of them. `cards_table.py`: the setting on
   screen on several cards. `panel.css`, `access.js`, `help.toml`: what the browser is given.
   `joined.py` makes one module of the files in `page`.
+- `saved_page.py`: a step as a page without a kernel; `page/` is its JavaScript, which `joined.py`
+  makes one module.
 
 A choice or a checkbox for a setting needs nothing here: the `Control` of its technique makes it. To
 add a slider, give the technique a `Control` whose `offered` is empty, then name the field in

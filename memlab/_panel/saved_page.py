@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memlab import __version__
 from memlab._panel.joined import PAGE, joined
 from memlab._panel.state import GOOD, gradient_verdict
 from memlab._util.units import shown as shown_value
+from memlab._version import __version__
 from memlab.api import accumulation_effect, inspect_workload, predict_with_size_model
 from memlab.config import BudgetEngine, Checkpointing, StepConfig
 from memlab.errors import ConfigError

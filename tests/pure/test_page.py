@@ -22,7 +22,7 @@ def test_javascript(path):
 
 
 def drawn(rng: random.Random, *, expandable: bool) -> dict[str, Any]:
-    """Draw allocations and frees on two streams, of small and large blocks, with a limit or none."""
+    """Draw allocations and frees on two streams, small and large, some with a limit."""
     events: list[tuple[int, int, int]] = []
     live: list[tuple[int, int, int]] = []
     for block in range(NUM_EVENTS):

@@ -28,7 +28,14 @@ import { readStepFile } from "./step_file.js";
 import { Store, fromLink, toLink } from "./store.js";
 import { html, render, useEffect, useMemo, useState } from "./vendor/preact.js";
 import { SYMBOLS, countedPeak, fitVerdict } from "./verdict.js";
-import { formatBytes, formatPercent, formatSeconds, parseLimit, plusMinus, splitText } from "./words.js";
+import {
+  formatBytes,
+  formatPercent,
+  formatSeconds,
+  parseLimit,
+  plusMinus,
+  splitText,
+} from "./words.js";
 
 const MOST_SAMPLES = 2 ** 20;
 const LARGEST_BATCH = 1024; // of the slider; the box takes more
@@ -74,7 +81,10 @@ function App({ payload, steps, store }) {
   const limitBytes = limit.bytes ?? payload.usableBytes;
   const key = JSON.stringify(setting);
   const problem = problemOf(setting, steps[0].header.data_parallel_size);
-  const best = useMemo(() => (problem ? null : bestEstimate(steps, setting)), [steps, key, problem]);
+  const best = useMemo(
+    () => (problem ? null : bestEstimate(steps, setting)),
+    [steps, key, problem],
+  );
   const [shown, setShown] = useState(best);
   if (best && best !== shown) setShown(best);
   const before = useMemo(
@@ -84,7 +94,10 @@ function App({ payload, steps, store }) {
   const current = best ?? shown;
   const why = problem || (best ? "" : NEEDS_KERNEL);
 
-  return html`<article class="ml" onKeyDown=${(/** @type {KeyboardEvent} */ e) => onShortcut(e, store)}>
+  return html`<article
+    class="ml"
+    onKeyDown=${(/** @type {KeyboardEvent} */ e) => onShortcut(e, store)}
+  >
     <${Head} payload=${payload} store=${store} limit=${limit} />
     ${current && html`<${Answer} ...${{ ...current, limitBytes, payload, why, before }} />`}
     <div class="ml-body">
@@ -133,15 +146,25 @@ function Head({ payload, store, limit }) {
           store.setLimit(/** @type {HTMLInputElement} */ (e.target).value)}
       />
     </label>
-    ${limit.problem &&
-    html`<span class="ml-warn" role="alert"
-      >${limit.problem}
-      ${limit.meant &&
-      html`<button type="button" onClick=${() => store.setLimit(limit.meant)}>${limit.meant}</button>`}
-    </span>`}
+    ${
+      limit.problem &&
+      html`<span class="ml-warn" role="alert"
+        >${limit.problem}
+        ${
+          limit.meant &&
+          html`<button type="button" onClick=${() => store.setLimit(limit.meant)}>
+            ${limit.meant}
+          </button>`
+        }
+      </span>`
+    }
     <span class="ml-tools">
-      <button type="button" disabled=${!store.past.length} onClick=${() => store.undo()}>Undo</button>
-      <button type="button" disabled=${!store.future.length} onClick=${() => store.redo()}>Redo</button>
+      <button type="button" disabled=${!store.past.length} onClick=${() => store.undo()}>
+        Undo
+      </button>
+      <button type="button" disabled=${!store.future.length} onClick=${() => store.redo()}>
+        Redo
+      </button>
     </span>
   </header>`;
 }
@@ -166,18 +189,28 @@ function Answer({ step, found, limitBytes, payload, why, before }) {
       <span aria-hidden="true">${SYMBOLS[kind]} </span>${why || verdict.text}
     </p>
     <div class="ml-bar" role="img" aria-label=${`${formatPercent(share)} of the limit`}>
-      <div class=${`ml-bar-part ml-${kind}`} style=${{ width: `${Math.min(100 * share, 100)}%` }}></div>
+      <div
+        class=${`ml-bar-part ml-${kind}`}
+        style=${{ width: `${Math.min(100 * share, 100)}%` }}
+      ></div>
     </div>
     <p class="ml-costs">
       ${`${formatBytes(found.peakBytes)} allocated${plusMinus(found.uncertainty.peak_allocated_bytes)}`}
-      ${found.seconds !== null &&
-      html`<span>${formatSeconds(found.seconds)}${plusMinus(found.uncertainty.step_seconds)} a step</span>`}
-      ${was &&
-      html`<span class="ml-quiet"
-        >before: ${formatBytes(was.bytes)} ${was.kind}${before?.found.seconds
-          ? `, ${formatSeconds(before.found.seconds)}`
-          : ""}</span
-      >`}
+      ${
+        found.seconds !== null &&
+        html`<span
+          >${formatSeconds(found.seconds)}${plusMinus(found.uncertainty.step_seconds)} a step</span
+        >`
+      }
+      ${
+        was &&
+        html`<span class="ml-quiet"
+          >before: ${formatBytes(was.bytes)}
+          ${was.kind}${
+            before?.found.seconds ? `, ${formatSeconds(before.found.seconds)}` : ""
+          }</span
+        >`
+      }
     </p>
   </section>`;
 }
@@ -238,11 +271,21 @@ function Controls({ store, steps, payload, best, problem, why }) {
       onValue=${(/** @type {number} */ memoryBudget) => store.move({ memoryBudget })}
       line=${budgetLine(setting, steps, best)}
     />
-    ${payload.fixed.length > 0 &&
-    html`<dl class="ml-fixed">
-      ${payload.fixed.map(([label, value]) => html`<div><dt>${label}</dt><dd>${value}</dd></div>`)}
-      <p class="ml-quiet">These are as they were recorded; a notebook with memlab changes them.</p>
-    </dl>`}
+    ${
+      payload.fixed.length > 0 &&
+      html`<dl class="ml-fixed">
+        ${payload.fixed.map(
+          ([label, value]) =>
+            html`<div>
+              <dt>${label}</dt>
+              <dd>${value}</dd>
+            </div>`,
+        )}
+        <p class="ml-quiet">
+          These are as they were recorded; a notebook with memlab changes them.
+        </p>
+      </dl>`
+    }
   </form>`;
 }
 
@@ -262,19 +305,26 @@ function accumulationLine({ batchSize, accumulationSteps }, ranks, divided, prob
   }
   const text = splitText(microBatchSizes(batchSize / ranks, accumulationSteps));
   if (accumulationSteps * ranks === 1) return { text: `${text}; gradient: unchanged` };
-  return divided ? { text: `${text}; ${divided}`, kind: "warn" } : { text: `${text}; gradient: unchanged` };
+  return divided
+    ? { text: `${text}; ${divided}`, kind: "warn" }
+    : { text: `${text}; gradient: unchanged` };
 }
 
 /** @param {Setting} setting @param {Step[]} steps @param {{step: Step, found: Estimate} | null} best @returns {Line} */
 function budgetLine({ memoryBudget }, steps, best) {
   const known = best?.step ?? steps[0];
-  if (memoryBudget >= 1) return { text: "keeps every activation for backward; nothing is recomputed" };
+  if (memoryBudget >= 1)
+    return { text: "keeps every activation for backward; nothing is recomputed" };
   const plan = planAt(known, memoryBudget);
   const plain = planAt(known, 1);
-  if (!plan || !plain) return { text: `keeps at most ${formatPercent(memoryBudget)} of the activations` };
+  if (!plan || !plain)
+    return { text: `keeps at most ${formatPercent(memoryBudget)} of the activations` };
   const seconds = best?.found.seconds;
   const more = plan.recompute_seconds;
-  const costs = seconds && more ? `; costs ${formatPercent(more / Math.max(seconds - more, 1e-9))} more time` : "";
+  const costs =
+    seconds && more
+      ? `; costs ${formatPercent(more / Math.max(seconds - more, 1e-9))} more time`
+      : "";
   return { text: `${plan.note.replace(/\.$/, "")}${costs}` };
 }
 

@@ -33,8 +33,18 @@ export const CATEGORY_STYLES = [
  * it gets for every kind of colour vision.
  */
 export const MODULE_COLOURS = [
-  "#c9b8e8", "#2b6c74", "#e6a33e", "#86c3e6", "#7d5a3c", "#4477aa",
-  "#f0c9a0", "#8b98a5", "#b5543c", "#e2d265", "#6a5a9e", "#e79a92",
+  "#c9b8e8",
+  "#2b6c74",
+  "#e6a33e",
+  "#86c3e6",
+  "#7d5a3c",
+  "#4477aa",
+  "#f0c9a0",
+  "#8b98a5",
+  "#b5543c",
+  "#e2d265",
+  "#6a5a9e",
+  "#e79a92",
 ];
 
 /** The colour of the module at a place of the stack. @param {number} at */

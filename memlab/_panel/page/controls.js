@@ -27,8 +27,7 @@ export function SliderRow(props) {
   const { id, label, values, value, onValue, inWords, parse, allowed, line, pageStep } = props;
   const at = nearest(values, value);
   /** @param {number} position */
-  const go = (position) =>
-    onValue(values[Math.min(Math.max(position, 0), values.length - 1)]);
+  const go = (position) => onValue(values[Math.min(Math.max(position, 0), values.length - 1)]);
   /** @param {KeyboardEvent} event */
   const onKey = (event) => {
     const by = { PageUp: pageStep, PageDown: -pageStep }[event.key];

@@ -86,7 +86,11 @@ export class SvgPen {
   fillText(text, x, y) {
     const anchor = { center: "middle", right: "end" }[this.textAlign] ?? "start";
     const place = `x="${short(x)}" y="${short(y)}" text-anchor="${anchor}" dominant-baseline="central"`;
-    this.add("text", `${place} fill="${escaped(this.fillStyle)}" style="font:${escaped(this.font)}"`, escaped(text));
+    this.add(
+      "text",
+      `${place} fill="${escaped(this.fillStyle)}" style="font:${escaped(this.font)}"`,
+      escaped(text),
+    );
   }
 
   /** @param {string} text */
@@ -100,7 +104,8 @@ export class SvgPen {
     const id = `${this.prefix}-${name}-${colour.replace(/\W/g, "")}`;
     const d = strokes.map(([x0, y0, x1, y1]) => `M${x0} ${y0}L${x1} ${y1}`).join("");
     const tile = `id="${id}" width="${size}" height="${size}" patternUnits="userSpaceOnUse"`;
-    this.definitions[id] = `<pattern ${tile}><path d="${d}" stroke="${escaped(colour)}"/></pattern>`;
+    this.definitions[id] =
+      `<pattern ${tile}><path d="${d}" stroke="${escaped(colour)}"/></pattern>`;
     return `url(#${id})`;
   }
 
@@ -121,7 +126,9 @@ export class SvgPen {
 /** Every instant with the bytes of each area, in exact bytes. @param {Scene} scene */
 export function toCsv({ timeline, groups }) {
   const names = groups.map(({ name }) => quoted(`${name}_bytes`));
-  const lines = [["instant", "phase", "micro_batch", "operator", "total_bytes", ...names].join(",")];
+  const lines = [
+    ["instant", "phase", "micro_batch", "operator", "total_bytes", ...names].join(","),
+  ];
   for (let at = 0; at < timeline.total.length; at += 1) {
     const where = [at, PHASES[timeline.phase[at]], timeline.microBatch[at], timeline.operator[at]];
     lines.push([...where, timeline.total[at], ...groups.map(({ held }) => held[at])].join(","));

@@ -33,7 +33,8 @@ function followPointers(chart, root, on) {
   let isMoving = false;
   /** The places of the step that two fingers hold. @type {number[]} */
   let held = [];
-  const xOf = (/** @type {PointerEvent} */ event) => event.clientX - root.getBoundingClientRect().left;
+  const xOf = (/** @type {PointerEvent} */ event) =>
+    event.clientX - root.getBoundingClientRect().left;
 
   on("pointerdown", (/** @type {PointerEvent} */ event) => {
     if (event.button || down.size === 2 || !chart.at) return;
@@ -57,7 +58,8 @@ function followPointers(chart, root, on) {
       root.setPointerCapture(event.pointerId); // not sooner: it would take the double click
     }
     if (drag && isMoving && drag.pans) {
-      const moved = ((drag.x - x) / (chart.at.right - chart.at.left)) * (drag.view[1] - drag.view[0]);
+      const moved =
+        ((drag.x - x) / (chart.at.right - chart.at.left)) * (drag.view[1] - drag.view[0]);
       return chart.moveTo(drag.view[0] + moved);
     }
     if (drag && isMoving && !isFinger) chart.mark([drag.place, chart.placeOf(x)]);
@@ -97,9 +99,11 @@ function turnWheel(chart, root, event) {
   const changes = chart.isZoomed || (event.deltaY < 0 && !isSideways);
   if (!isOurs || !chart.at || (!changes && !event.ctrlKey)) return; // the page scrolls
   event.preventDefault();
-  const pixels = (event.deltaX && isSideways ? event.deltaX : event.deltaY) * (event.deltaMode ? 18 : 1);
+  const pixels =
+    (event.deltaX && isSideways ? event.deltaX : event.deltaY) * (event.deltaMode ? 18 : 1);
   const [from, to] = chart.view;
-  if (isSideways) return chart.moveTo(from + (pixels / (chart.at.right - chart.at.left)) * (to - from));
+  if (isSideways)
+    return chart.moveTo(from + (pixels / (chart.at.right - chart.at.left)) * (to - from));
   const place = chart.placeOf(event.clientX - root.getBoundingClientRect().left);
   // a pinch on a touchpad comes as a wheel with Ctrl and few pixels
   chart.zoomAt(place, 2 ** (-clamped(pixels, -200, 200) * WHEEL * (event.ctrlKey ? 4 : 1)));

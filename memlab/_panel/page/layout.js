@@ -30,23 +30,10 @@
  */
 
 import { PHASES } from "./recorded_step.js";
+import { SIZES } from "./words.js";
 
 const OPTIMIZER = PHASES.indexOf("optimizer");
 const OPTIMIZER_SHARE = 0.2;
-/** @type {[string, number][]} */
-const UNITS = [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
-
-/** A size as Python's `format_bytes` writes it. @param {number} bytes */
-export function formatBytes(bytes) {
-  const size = Math.abs(bytes);
-  for (const [unit, factor] of UNITS) {
-    if (size < factor) continue;
-    const digits = size / factor < 10 ? 2 : size / factor < 100 ? 1 : 0;
-    return `${(bytes / factor).toFixed(digits)} ${unit}`;
-  }
-  return `${bytes.toFixed(0)} B`;
-}
-
 /** @param {Timeline} timeline @returns {Axis} */
 export function axisOf({ operator, phase }) {
   const count = operator.length;
@@ -149,7 +136,7 @@ export function stacked(groups, rows) {
 export function scaleOf(highest, previousTop = 0, mostTicks = 5) {
   const serves = highest * 1.04 <= previousTop && previousTop <= 1.8 * highest;
   const top = serves ? previousTop : Math.max(highest, 1) * 1.12;
-  const [unit, factor] = UNITS.find(([, size]) => top >= 2 * size) ?? ["B", 1];
+  const [unit, factor] = SIZES.find(([, size]) => top >= 2 * size) ?? ["B", 1];
   const step = factor * 2 ** Math.max(0, Math.ceil(Math.log2(top / factor / mostTicks)));
   const ticks = Array.from({ length: Math.floor(top / step) + 1 }, (_, at) => ({
     bytes: at * step,

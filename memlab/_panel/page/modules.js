@@ -13,8 +13,6 @@
  * @typedef {{path: string, held: Float64Array}} ModuleGroup paths have "*" for numbers
  */
 
-
-
 const LEAST_SHARE = 0.03; // of the peak, for a group of its own
 
 /** The module that holds each recorded block, as an index into `paths`. */
@@ -115,7 +113,8 @@ export class BlockModules {
     for (let event = 0; event < firstEvent + count; event += 1) {
       now[groupOf[this.of[trace.block[event] % this.numBlocks]]] += trace.bytes[event];
       const at = event - firstEvent;
-      if (at >= 0) for (let group = 0; group < held.length; group += 1) held[group][at] = now[group];
+      if (at >= 0)
+        for (let group = 0; group < held.length; group += 1) held[group][at] = now[group];
     }
     return names.map((path, group) => ({ path, held: held[group] }));
   }
@@ -144,7 +143,9 @@ function divided(patterns, bytes, most) {
     if (!open.length) return names;
     const largest = open.reduce((a, b) => ((sizes.get(b) ?? 0) > (sizes.get(a) ?? 0) ? b : a));
     const inside = patterns.map((path) => path !== largest && owner(path, names) === largest);
-    const parts = [...new Set(patterns.filter((_, at) => inside[at]).map((path) => nextPart(path, largest)))];
+    const parts = [
+      ...new Set(patterns.filter((_, at) => inside[at]).map((path) => nextPart(path, largest))),
+    ];
     const whole = sizesOf(patterns, bytes, [...parts, ...names].sort(longestFirst));
     const large = parts.filter((part) => (whole.get(part) ?? 0) > least);
     if (!large.length || names.length + large.length > most) settled.add(largest);

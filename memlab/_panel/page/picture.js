@@ -85,10 +85,14 @@ export function Picture({ store, step, found, limitBytes, why, before }) {
       <${Save} chart=${chart} />
     </div>
     <div class="ml-chart" ref=${root}></div>
-    <p class="ml-reading"><b>${instant === null ? "at the peak: " : ""}${here.title}</b> ${here.lines.join(" ")}</p>
-    ${found.trace
-      ? html`<${ModuleMap} ...${{ store, step, found, at, module }} />`
-      : html`<p class="ml-quiet">${NO_MODULES}.</p>`}
+    <p class="ml-reading">
+      <b>${instant === null ? "at the peak: " : ""}${here.title}</b> ${here.lines.join(" ")}
+    </p>
+    ${
+      found.trace
+        ? html`<${ModuleMap} ...${{ store, step, found, at, module }} />`
+        : html`<p class="ml-quiet">${NO_MODULES}.</p>`
+    }
   </section>`;
 }
 
@@ -117,7 +121,8 @@ export function reading(step, found, instant) {
   const phase = PHASES[timeline.phase[instant]];
   const count = timeline.microBatch[timeline.microBatch.length - 1] + 1;
   let title = phase;
-  if (phase !== "optimizer" && count > 1) title += ` of micro-batch ${timeline.microBatch[instant] + 1}`;
+  if (phase !== "optimizer" && count > 1)
+    title += ` of micro-batch ${timeline.microBatch[instant] + 1}`;
   const where = placeOf(step, found, instant);
   if (where.module) title += `, in ${where.module}`;
   if (where.operator) title += ` (${where.operator})`;
@@ -125,7 +130,10 @@ export function reading(step, found, instant) {
     .filter(({ bytes }) => bytes > 0)
     .sort((one, other) => other.bytes - one.bytes)
     .map(({ name, bytes }) => `${formatBytes(bytes)} ${name.replace("_", " ")}`);
-  return { title, lines: [`${formatBytes(timeline.total[instant])} allocated =`, parts.join(" + ")] };
+  return {
+    title,
+    lines: [`${formatBytes(timeline.total[instant])} allocated =`, parts.join(" + ")],
+  };
 }
 
 /** @param {Step} step @param {Estimate} found @param {number} instant */
@@ -160,14 +168,25 @@ function Save({ chart }) {
     const blob = await chart.current?.toPng();
     if (blob) save(blob, "step.png");
   };
-  const text = (/** @type {string | undefined} */ content, /** @type {string} */ kind, /** @type {string} */ name) => {
+  const text = (
+    /** @type {string | undefined} */ content,
+    /** @type {string} */ kind,
+    /** @type {string} */ name,
+  ) => {
     if (content) save(new Blob([content], { type: kind }), name);
   };
   return html`<span class="ml-tools">
     save
     <button type="button" onClick=${png}>PNG</button>
-    <button type="button" onClick=${() => text(chart.current?.toSvg(), "image/svg+xml", "step.svg")}>SVG</button>
-    <button type="button" onClick=${() => text(chart.current?.toCsv(), "text/csv", "step.csv")}>CSV</button>
+    <button
+      type="button"
+      onClick=${() => text(chart.current?.toSvg(), "image/svg+xml", "step.svg")}
+    >
+      SVG
+    </button>
+    <button type="button" onClick=${() => text(chart.current?.toCsv(), "text/csv", "step.csv")}>
+      CSV
+    </button>
   </span>`;
 }
 
@@ -185,10 +204,19 @@ function ModuleMap({ store, step, found, at, module }) {
   return html`<div class="ml-modules">
     <p>
       <b>who holds it</b>${" "}
-      <button type="button" disabled=${!top.path} onClick=${() => store.look({ module: null })}>the model</button>
+      <button type="button" disabled=${!top.path} onClick=${() => store.look({ module: null })}>
+        the model
+      </button>
       ${path.map((name, depth) => {
         const here = path.slice(0, depth + 1).join(".");
-        return html` › <button type="button" disabled=${here === top.path} onClick=${() => store.look({ module: here })}>${name}</button>`;
+        return html` ›
+          <button
+            type="button"
+            disabled=${here === top.path}
+            onClick=${() => store.look({ module: here })}
+          >
+            ${name}
+          </button>`;
       })}
       <span class="ml-quiet"> ${formatBytes(top.bytes)} at this instant</span>
     </p>
@@ -228,7 +256,8 @@ function colourOf(path, names) {
 function nodeAt(node, path) {
   if (path === null || node.path === path) return node;
   for (const part of node.parts) {
-    const found = path === part.path || path.startsWith(`${part.path}.`) ? nodeAt(part, path) : null;
+    const found =
+      path === part.path || path.startsWith(`${part.path}.`) ? nodeAt(part, path) : null;
     if (found) return found;
   }
   return null;

@@ -27,8 +27,20 @@ import { arranged, draw, fillBox, geometryOf } from "./timeline_picture.js";
 /** @type {Range} */
 const WHOLE = [0, 1];
 const FEWEST_INSTANTS = 8; // that a zoomed picture shows
-const ROLE = { role: "slider", "aria-valuemin": "0", "aria-valuemax": "0", "aria-valuenow": "0", "aria-valuetext": "" };
-const USUAL_COLOURS = { ink: "#26262a", quiet: "#6a696a", line: "#e2e1e2", paper: "#ffffff", bad: "#c2273d" };
+const ROLE = {
+  role: "slider",
+  "aria-valuemin": "0",
+  "aria-valuemax": "0",
+  "aria-valuenow": "0",
+  "aria-valuetext": "",
+};
+const USUAL_COLOURS = {
+  ink: "#26262a",
+  quiet: "#6a696a",
+  line: "#e2e1e2",
+  paper: "#ffffff",
+  bad: "#c2273d",
+};
 let count = 0;
 
 export class TimelineChart {
@@ -80,7 +92,8 @@ export class TimelineChart {
     if (before && before !== scene.timeline && isRead) {
       // what was selected stays where it is in the step
       const [was, now] = [geometryOf(before).x, geometryOf(scene.timeline).x];
-      const moved = (/** @type {number | null} */ at) => (at === null || !now.length ? null : instantAt(now, was[at]));
+      const moved = (/** @type {number | null} */ at) =>
+        at === null || !now.length ? null : instantAt(now, was[at]);
       [this.selected, this.pointed] = [moved(this.selected), moved(this.pointed)];
     }
     this.scene = scene;
@@ -90,7 +103,8 @@ export class TimelineChart {
   /** Selects without a callback. @param {number | null} instant */
   select(instant) {
     const length = this.scene?.timeline.total.length ?? 0;
-    this.selected = instant === null || !length ? null : clamped(Math.round(instant), 0, length - 1);
+    this.selected =
+      instant === null || !length ? null : clamped(Math.round(instant), 0, length - 1);
     this.redrawOverlay();
   }
 
@@ -99,7 +113,8 @@ export class TimelineChart {
     cancelAnimationFrame(this.frame);
     this.picture.remove();
     this.overlay.remove();
-    for (const name of [...Object.keys(ROLE), "tabindex", "aria-label"]) this.root.removeAttribute(name);
+    for (const name of [...Object.keys(ROLE), "tabindex", "aria-label"])
+      this.root.removeAttribute(name);
   }
 
   /** The picture with its ground, two pixels for each of the page at least. @returns {Promise<Blob>} */
@@ -108,14 +123,18 @@ export class TimelineChart {
     const canvas = document.createElement("canvas");
     this.drawOn(penOf(canvas, size), size);
     return new Promise((resolve, reject) => {
-      canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("the browser made no PNG"))));
+      canvas.toBlob((blob) =>
+        blob ? resolve(blob) : reject(new Error("the browser made no PNG")),
+      );
     });
   }
 
   /** The picture with its ground, its text as text. */
   toSvg() {
     const size = { ...this.size(), density: 2 };
-    const ruler = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
+    const ruler = /** @type {CanvasRenderingContext2D} */ (
+      document.createElement("canvas").getContext("2d")
+    );
     const pen = new SvgPen(ruler, this.id);
     this.drawOn(/** @type {any} */ (pen), size);
     return pen.toSvg(size.width, size.height, this.scene?.label ?? "");
@@ -143,22 +162,34 @@ export class TimelineChart {
     const themes = new MutationObserver(() => this.changeTheme());
     const attributeFilter = ["class", "style", "data-theme", "data-jp-theme-name"];
     sizes.observe(this.root);
-    for (const element of [document.documentElement, document.body]) themes.observe(element, { attributeFilter });
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.changeTheme(), { signal });
-    signal.addEventListener("abort", () => [sizes, themes].forEach((observer) => observer.disconnect()));
+    for (const element of [document.documentElement, document.body])
+      themes.observe(element, { attributeFilter });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener(
+      "change",
+      () => this.changeTheme(),
+      { signal },
+    );
+    signal.addEventListener("abort", () =>
+      [sizes, themes].forEach((observer) => observer.disconnect()),
+    );
   }
 
   /** @returns {Size} */
   size() {
     const { clientWidth, clientHeight } = this.root;
-    return { width: Math.max(clientWidth, 120), height: Math.max(clientHeight, 120), density: devicePixelRatio || 1 };
+    return {
+      width: Math.max(clientWidth, 120),
+      height: Math.max(clientHeight, 120),
+      density: devicePixelRatio || 1,
+    };
   }
 
   /** @returns {Theme} */
   readTheme() {
     const style = getComputedStyle(this.root);
     const colours = Object.entries(USUAL_COLOURS).map(([name, usual]) => [
-      name, style.getPropertyValue(`--ml-${name}`).trim() || usual,
+      name,
+      style.getPropertyValue(`--ml-${name}`).trim() || usual,
     ]);
     return { ...Object.fromEntries(colours), font: style.fontFamily || "sans-serif" };
   }
@@ -189,7 +220,12 @@ export class TimelineChart {
     }
     const { selected, pointed, range } = this;
     const isFocused = document.activeElement === this.root;
-    drawOverlay(penOf(this.overlay, size), this.at, this.theme, { selected, pointed, range, isFocused });
+    drawOverlay(penOf(this.overlay, size), this.at, this.theme, {
+      selected,
+      pointed,
+      range,
+      isFocused,
+    });
     this.announce(this.scene);
   }
 
@@ -201,7 +237,9 @@ export class TimelineChart {
       "aria-label": [scene.label, scene.dimmed].filter(Boolean).join(". "),
       "aria-valuemax": String(Math.max(scene.timeline.total.length - 1, 0)),
       "aria-valuenow": String(selected ?? 0),
-      "aria-valuetext": reading ? [reading.title, ...reading.lines].join(", ") : "nothing selected; P selects the peak",
+      "aria-valuetext": reading
+        ? [reading.title, ...reading.lines].join(", ")
+        : "nothing selected; P selects the peak",
     };
     for (const [name, text] of Object.entries(said)) {
       if (root.getAttribute(name) !== text) root.setAttribute(name, text);
@@ -230,7 +268,10 @@ export class TimelineChart {
 
   /** Shows a part of the step, or as much of it as there is. @param {Range} view */
   zoomTo([from, to]) {
-    const least = Math.min(1, FEWEST_INSTANTS / Math.max(this.scene?.timeline.total.length ?? 1, 1));
+    const least = Math.min(
+      1,
+      FEWEST_INSTANTS / Math.max(this.scene?.timeline.total.length ?? 1, 1),
+    );
     const wide = clamped(to - from, least, 1);
     const start = clamped((from + to - wide) / 2, 0, 1 - wide);
     this.view = [start, start + wide];
@@ -304,7 +345,8 @@ function layer(root) {
 function penOf(canvas, { width, height, density }) {
   const [wide, high] = [Math.round(width * density), Math.round(height * density)];
   // a canvas is cleared, and made anew, by any size that is set
-  if (canvas.width !== wide || canvas.height !== high) Object.assign(canvas, { width: wide, height: high });
+  if (canvas.width !== wide || canvas.height !== high)
+    Object.assign(canvas, { width: wide, height: high });
   const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
   pen.setTransform(density, 0, 0, density, 0, 0);
   pen.clearRect(0, 0, width, height);

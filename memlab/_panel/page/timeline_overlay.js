@@ -44,14 +44,26 @@ const middleOf = (at, instant) => {
 function drawCross(pen, at, instant, theme, stays) {
   if (!isInside(at, instant)) return;
   const x = middleOf(at, instant);
-  path(pen, [[x, at.top], [x, at.bottom]]);
+  path(pen, [
+    [x, at.top],
+    [x, at.bottom],
+  ]);
   stroke(pen, theme.paper, 3);
   stroke(pen, theme.ink, 1);
   pen.beginPath();
   pen.arc(x, at.yOf(at.scene.timeline.total[instant]), 4, 0, 2 * Math.PI);
   stroke(pen, theme.paper, 3);
   fill(pen, theme.ink);
-  path(pen, stays ? [[x, at.bottom - 1], [x - 5, at.bottom + 7], [x + 5, at.bottom + 7]] : []);
+  path(
+    pen,
+    stays
+      ? [
+          [x, at.bottom - 1],
+          [x - 5, at.bottom + 7],
+          [x + 5, at.bottom + 7],
+        ]
+      : [],
+  );
   fill(pen, theme.ink);
 }
 
@@ -68,7 +80,11 @@ function drawReading(pen, at, instant, theme) {
   const wide = Math.max(...rows.map((row) => row.wide)) + 2 * PADDING;
   const high = rows.length * LINE_HEIGHT + PADDING;
   const x = middleOf(at, instant);
-  const left = clamped(x + 14 + wide <= width ? x + 12 : x - 12 - wide, 2, Math.max(width - wide - 2, 2));
+  const left = clamped(
+    x + 14 + wide <= width ? x + 12 : x - 12 - wide,
+    2,
+    Math.max(width - wide - 2, 2),
+  );
   const top = clamped(at.top + 8, 2, Math.max(height - high - 2, 2));
 
   pen.beginPath();

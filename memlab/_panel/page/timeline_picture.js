@@ -44,6 +44,7 @@ import { inkOn } from "./colours.js";
 import * as layout from "./layout.js";
 import { highest } from "./numbers.js";
 import { PHASES } from "./recorded_step.js";
+import { formatBytes } from "./words.js";
 
 const FONT_SIZE = 12;
 const ROW = 18;
@@ -57,9 +58,20 @@ const DASHES = [4, 3];
 const TILE = 6;
 /** Strokes in a tile. @type {Record<string, number[][]>} */
 const TEXTURES = {
-  dots: [[1, 1.5, 2, 1.5], [4, 4.5, 5, 4.5]],
-  falling: [[0, 0, 6, 6], [-1, 5, 1, 7], [5, -1, 7, 1]],
-  rising: [[0, 6, 6, 0], [-1, 1, 1, -1], [5, 7, 7, 5]],
+  dots: [
+    [1, 1.5, 2, 1.5],
+    [4, 4.5, 5, 4.5],
+  ],
+  falling: [
+    [0, 0, 6, 6],
+    [-1, 5, 1, 7],
+    [5, -1, 7, 1],
+  ],
+  rising: [
+    [0, 6, 6, 0],
+    [-1, 1, 1, -1],
+    [5, 7, 7, 5],
+  ],
 };
 
 /** @type {WeakMap<Timeline, ReturnType<typeof studied>>} */
@@ -96,7 +108,8 @@ function rowsOf(timeline, reference, view, columns) {
 /** @param {Group[]} groups @param {Int32Array} rows */
 function topsOf(groups, rows) {
   let found = stacks.get(groups);
-  if (found?.rows !== rows) stacks.set(groups, (found = { rows, tops: layout.stacked(groups, rows) }));
+  if (found?.rows !== rows)
+    stacks.set(groups, (found = { rows, tops: layout.stacked(groups, rows) }));
   return found.tops;
 }
 
@@ -209,7 +222,10 @@ export function fillBox(pen, style, [x, y, wide, high], alpha = 1) {
 function drawGrid(pen, at, theme) {
   for (const { bytes, text } of at.scale.ticks) {
     const y = at.yOf(bytes) + 0.5;
-    path(pen, [[at.left, y], [at.right, y]]);
+    path(pen, [
+      [at.left, y],
+      [at.right, y],
+    ]);
     stroke(pen, theme.line, 1);
     write(pen, text, at.left - 8, y, theme.quiet, "right");
   }
@@ -260,7 +276,10 @@ function texture(pen, name, colour) {
   const tile = /** @type {any} */ (canvas.getContext("2d"));
   tile.scale(side / TILE, side / TILE);
   for (const [x0, y0, x1, y1] of TEXTURES[name]) {
-    path(tile, [[x0, y0], [x1, y1]]);
+    path(tile, [
+      [x0, y0],
+      [x1, y1],
+    ]);
     stroke(tile, colour, 1);
   }
   const made = /** @type {CanvasPattern} */ (pen.createPattern(canvas, "repeat"));
@@ -318,7 +337,8 @@ function drawLabels(pen, at, memory) {
 function drawKey(pen, at, unnamed, theme) {
   const { before, measured, timeline } = at.scene;
   /** @param {string} name @param {Timeline} line @param {Timeline} reference */
-  const named = (name, line, reference) => `${name} ${layout.formatBytes(geometryOf(line, reference).peakBytes)}`;
+  const named = (name, line, reference) =>
+    `${name} ${formatBytes(geometryOf(line, reference).peakBytes)}`;
   const areas = unnamed.filter(({ held }) => held.some(Boolean)).reverse();
   /** @type {{text: string, group?: Group, dashes?: number[]}[]} */
   const items = areas.map((group) => ({ text: group.label, group }));
@@ -331,11 +351,20 @@ function drawKey(pen, at, unnamed, theme) {
     const isLastRow = y > (at.keyRows - 1) * ROW;
     const rest = isLastRow && number < items.length - 1 ? 50 : 0; // room to say how many are left
     if (x + wide + rest > at.right + 14 && x > at.left) {
-      if (isLastRow && y < Infinity) write(pen, `+${items.length - number} more`, x, y, theme.quiet);
+      if (isLastRow && y < Infinity)
+        write(pen, `+${items.length - number} more`, x, y, theme.quiet);
       [x, y] = isLastRow ? [at.left, Infinity] : [at.left, y + ROW];
     }
     if (y === Infinity) return;
-    path(pen, dashes ? [[x, y], [x + 13, y]] : []);
+    path(
+      pen,
+      dashes
+        ? [
+            [x, y],
+            [x + 13, y],
+          ]
+        : [],
+    );
     if (dashes) stroke(pen, dashes.length ? theme.quiet : theme.ink, 1.3, dashes);
     pen.rect(x + 1, y - 5.5, 11, 11);
     if (group) fillAs(pen, group);
@@ -348,12 +377,15 @@ function drawKey(pen, at, unnamed, theme) {
 function drawLimit(pen, at, theme) {
   const limit = at.scene.limitBytes;
   if (limit === null) return;
-  const text = `limit ${layout.formatBytes(limit)}`;
+  const text = `limit ${formatBytes(limit)}`;
   if (!at.isLimitShown) {
     return write(pen, `${text}, above this picture`, at.right, at.top + 9, theme.bad, "right");
   }
   const y = at.yOf(limit) + 0.5;
-  path(pen, [[at.left, y], [at.right, y]]);
+  path(pen, [
+    [at.left, y],
+    [at.right, y],
+  ]);
   stroke(pen, theme.bad, 1.4, [6, 4]);
   const wide = pen.measureText(text).width + 8;
   const count = Math.round(wide * at.size.density);
@@ -372,11 +404,17 @@ function drawBands(pen, at, theme) {
   const name = (band, names, below, colour) => {
     const [from, to] = [at.xOf(band.from), at.xOf(band.to)];
     const fitting = names.find((each) => pen.measureText(each).width + 6 < to - from);
-    if (fitting) write(pen, fitting, (from + to) / 2, bottom + below + ROW / 2 + 0.5, colour, "center");
+    if (fitting)
+      write(pen, fitting, (from + to) / 2, bottom + below + ROW / 2 + 0.5, colour, "center");
   };
   for (const band of layout.bandsOf(at.x, phase, view, 4 / wide)) {
     const [from, to] = [at.xOf(band.from), at.xOf(band.to)];
-    fillBox(pen, theme.ink, [from, bottom + 4, Math.max(to - from - 1, 0.5), ROW], PHASE_TONES[band.last]);
+    fillBox(
+      pen,
+      theme.ink,
+      [from, bottom + 4, Math.max(to - from - 1, 0.5), ROW],
+      PHASE_TONES[band.last],
+    );
     const first = band.first === band.last ? band.first : Math.max(band.first, FORWARD);
     const phases = PHASES.slice(first, band.last + 1).join(" and ");
     name(band, [phases, SHORT[phases] ?? ""], 4, theme.ink);
@@ -384,7 +422,12 @@ function drawBands(pen, at, theme) {
 
   const y = ROW + 6;
   if (!microBatch.some(Boolean)) {
-    return name({ from: view[0], to: view[1] }, ["operators in the order in which they run"], y, theme.quiet);
+    return name(
+      { from: view[0], to: view[1] },
+      ["operators in the order in which they run"],
+      y,
+      theme.quiet,
+    );
   }
   const inBatches = /** @type {Range} */ ([view[0], Math.min(view[1], axis.tail)]);
   const batches = layout.bandsOf(at.x, microBatch, inBatches, 22 / wide);
@@ -409,7 +452,7 @@ function peakWidth({ scene, peak, peakBytes, x, xOf }) {
 
 /** @param {Pen} pen @param {Arranged} at @param {Theme} theme */
 function drawPeak(pen, at, theme) {
-  const size = `peak ${layout.formatBytes(at.peakBytes)}`;
+  const size = `peak ${formatBytes(at.peakBytes)}`;
   const y = at.top - ROW / 2 - 4;
   const place = at.x[at.peak];
   if (place < at.view[0]) return write(pen, `‹ ${size}`, at.left, y, theme.ink);
@@ -417,16 +460,34 @@ function drawPeak(pen, at, theme) {
 
   const x = layout.clamped(at.xOf(place), at.left + 0.5, at.right - 0.5);
   const top = at.yOf(at.peakBytes);
-  path(pen, [[x, at.top - 4], [x, top]]);
+  path(pen, [
+    [x, at.top - 4],
+    [x, top],
+  ]);
   stroke(pen, theme.ink, 1);
   const isNeedle = peakWidth(at) < NEEDLE;
-  path(pen, isNeedle ? [[x, top], [x - 5, top - 9], [x + 5, top - 9]] : []);
+  path(
+    pen,
+    isNeedle
+      ? [
+          [x, top],
+          [x - 5, top - 9],
+          [x + 5, top - 9],
+        ]
+      : [],
+  );
   if (!isNeedle) pen.arc(x, top, 3, 0, 2 * Math.PI);
   fill(pen, theme.ink);
 
   const texts = [`${size}: ${at.scene.describe(at.peak).title}`, size];
   const text = texts.find((each) => pen.measureText(each).width < at.right - at.left) ?? size;
-  write(pen, text, Math.max(at.left, Math.min(x - 4, at.right - pen.measureText(text).width)), y, theme.ink);
+  write(
+    pen,
+    text,
+    Math.max(at.left, Math.min(x - 4, at.right - pen.measureText(text).width)),
+    y,
+    theme.ink,
+  );
 }
 
 /** Where in the step a zoomed picture is. @param {Pen} pen @param {Arranged} at @param {Theme} theme */
@@ -449,5 +510,7 @@ function drawDimmed(pen, { scene, size: { width, height } }, theme) {
   const top = height / 2 - ((lines.length - 1) / 2) * ROW;
   const wide = Math.max(...lines.map((line) => pen.measureText(line).width)) + 24;
   fillBox(pen, theme.paper, [(width - wide) / 2, top - ROW, wide, (lines.length + 1) * ROW]);
-  lines.forEach((line, number) => write(pen, line, width / 2, top + number * ROW, theme.ink, "center"));
+  lines.forEach((line, number) =>
+    write(pen, line, width / 2, top + number * ROW, theme.ink, "center"),
+  );
 }

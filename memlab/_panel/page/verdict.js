@@ -33,7 +33,11 @@ export function fitVerdict(step, found, limit, device) {
   const peak = countedPeak(found);
   const { how } = found;
   if (limit === null) {
-    return { kind: "open", text: `peak ${formatBytes(peak.bytes)} ${peak.kind}, ${how}`, detail: "no limit is set" };
+    return {
+      kind: "open",
+      text: `peak ${formatBytes(peak.bytes)} ${peak.kind}, ${how}`,
+      detail: "no limit is set",
+    };
   }
   const runs = runsWithin(step, found);
   const { fits, isClose } = judged(peak, found.uncertainty.needed_bytes ?? 0, limit, runs);

@@ -3,8 +3,8 @@
 /** @typedef {import("./estimate.js").Setting} Setting */
 
 const KIB = 2 ** 10;
-/** @type {[string, number][]} */
-const SIZES = [
+/** Units and their bytes, the largest first. @type {[string, number][]} */
+export const SIZES = [
   ["TiB", KIB ** 4],
   ["GiB", KIB ** 3],
   ["MiB", KIB ** 2],

@@ -1,0 +1,107 @@
+"""A saved page in Chromium: no kernel, no server; its sliders move what its recording covers."""
+
+import itertools
+
+import pytest
+
+import memlab
+from memlab import StepConfig
+
+# until the picture of the last move is on screen
+NEXT_FRAME = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    workload = memlab.workloads.get("plain-mlp")
+    panel = memlab.panel(workload, device="t4", config=StepConfig(batch_size=8))
+    file = panel.save(tmp_path_factory.mktemp("pages") / "step.html")
+    panel.close()
+    return file
+
+
+@pytest.fixture
+def page(browser, saved):
+    opened = browser.new_page(viewport={"width": 1366, "height": 900})
+    opened.asked, opened.wrong = [], []
+    opened.on("request", lambda request: opened.asked.append(request.url))
+    opened.on("pageerror", lambda error: opened.wrong.append(str(error)))
+    opened.on("console", lambda said: opened.wrong.append(said.text))
+    opened.goto(saved.as_uri())
+    opened.wait_for_selector(".ml-chart canvas")
+    yield opened
+    assert opened.asked == [saved.as_uri()], "it asks nobody else"
+    assert opened.wrong == []
+    opened.close()
+
+
+def badge(page):
+    page.evaluate(NEXT_FRAME)
+    return page.locator(".ml-badge").inner_text()
+
+
+def test_a_page_shows_the_bytes_that_python_predicts(page):
+    workload = memlab.workloads.get("plain-mlp")
+    predicted = memlab.predict(workload, StepConfig(batch_size=8), "t4")
+    peak = memlab._util.units.format_bytes(predicted.peak_reserved_bytes)
+    assert f"fits: reserves {peak} of" in badge(page)
+
+
+def test_a_slider_changes_answer_link_and_picture_and_is_undone(page):
+    before = badge(page)
+    picture = page.evaluate("document.querySelector('.ml-chart canvas').toDataURL()")
+    page.locator("#ml-batch").focus()
+    for _ in range(6):
+        page.keyboard.press("PageUp")
+    assert badge(page) != before
+    assert "batch_size=1024" in page.url or "batch_size=768" in page.url
+    page.wait_for_timeout(300)
+    assert page.evaluate("document.querySelector('.ml-chart canvas').toDataURL()") != picture
+    page.get_by_role("button", name="Undo").click()
+    assert badge(page) == before
+
+
+def test_what_cannot_be_is_said_with_a_way_out(page):
+    page.locator("#ml-accumulation").fill("8")
+    assert "24 micro-batches need at least 24 samples" in badge(page)
+    page.get_by_role("button", name="use 8").click()
+    assert "not known from this recording" in badge(page), "a single sample may run otherwise"
+    page.locator("#ml-accumulation").fill("3")
+    assert "fits" in badge(page)
+
+
+@pytest.mark.parametrize("typed", ["banana", "0", "-1", "1e9", "2.5", ""])
+def test_nonsense_in_a_box_changes_nothing(page, typed):
+    before = badge(page)
+    box = page.locator(".ml-row .ml-box").first
+    box.fill(typed)
+    box.press("Tab")
+    assert badge(page) == before
+
+
+def test_a_limit_without_unit_is_asked_back(page):
+    box = page.locator(".ml-head .ml-box")
+    box.fill("8")
+    page.get_by_role("button", name="8 GiB").click()
+    assert "of 8.00 GiB" in badge(page)
+    box.fill("1 MiB")
+    assert "does not fit" in badge(page)
+
+
+def test_nothing_else_moves_while_sliders_do(page):
+    places = set()
+    for control, at in itertools.product(("#ml-batch", "#ml-budget"), range(0, 12, 3)):
+        page.locator(control).fill(str(at))
+        page.evaluate(NEXT_FRAME)
+        boxes = [page.locator(of).bounding_box() for of in (".ml-chart", "#ml-budget", ".ml-bar")]
+        places.add(str([(box["y"], box["height"]) for box in boxes]))
+    assert len(places) == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [380, 760, 1366, 1920])
+def test_it_is_whole_at_every_width(page, scheme, width):
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": 900})
+    page.evaluate(NEXT_FRAME)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
