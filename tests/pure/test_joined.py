@@ -74,7 +74,6 @@ def test_a_file_that_two_import_is_there_once_and_comments_are_kept(page):
 
 WRONG = {
     'import a from "./b.js";': "line 2",
-    'import * as a from "./b.js";': "line 2",
     'import "./b.js";': "line 2",
     'import { b } from "preact";': "line 2",
     'import { nothing } from "./b.js";': "b.js does not export nothing",

@@ -145,3 +145,11 @@ def test_a_public_name_of_an_extra_has_an_example(name):
 
 def test_what_is_public_is_seen_by_completion():
     assert set(memlab.__all__) <= set(dir(memlab))
+
+
+def test_importing_memlab_imports_little_of_torch_distributed():
+    # they take a second, and only a step of several ranks needs them
+    code = "import sys, torch; before = set(sys.modules); import memlab; print(*set(sys.modules) - before)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"torch.distributed.fsdp", "torch.distributed.tensor", "sympy", "transformers", "matplotlib"}
+    assert not heavy & set(said.stdout.split())

@@ -12,9 +12,8 @@ from memlab.config import Sharding, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.techniques.batches import is_own_kind
 from memlab.techniques.precision import AUTOCAST_DTYPE
-from memlab.techniques.sharding import deepspeed_engine, fully_sharded, replicated
+from memlab.techniques.sharding import deepspeed_engine, replicated
 from memlab.techniques.sharding.deepspeed_engine import USUAL_BUCKET, deepspeed_settings
-from memlab.techniques.sharding.fully_sharded import mesh_of
 from memlab.techniques.sharding.ranks import FULLY_SHARDED, REPLICATED, is_tensor_parallel
 from memlab.techniques.source import PLACE, ScriptLines, inlined, together
 from memlab.techniques.technique import Setup
@@ -190,6 +189,8 @@ def divides_batch(config: StepConfig) -> bool:
 
 def mesh_made(config: StepConfig) -> str:
     """Return the expression that makes the mesh of all ranks."""
+    from memlab.techniques.sharding.fully_sharded import mesh_of  # late, as above
+
     shape, names = mesh_of(config)
     return f"init_device_mesh(device.type, {shape}, mesh_dim_names={names})".replace("'", '"')
 
@@ -200,6 +201,8 @@ def files_of(config: StepConfig) -> ScriptLines:
         more = [replicated.with_sharded_state] if config.sharding is Sharding.ZERO1 else []
         return inlined(replicated.replicate, replicated.in_micro_batch, *more)
     if config.sharding in FULLY_SHARDED:
+        from memlab.techniques.sharding import fully_sharded  # late, as above
+
         return inlined(fully_sharded.shard_blocks, fully_sharded.in_micro_batch)
     return ScriptLines()
 
