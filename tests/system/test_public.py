@@ -5,6 +5,8 @@ import doctest
 import inspect
 import json
 import re
+import subprocess
+import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,7 +151,16 @@ def test_what_is_public_is_seen_by_completion():
 
 def test_importing_memlab_imports_little_of_torch_distributed():
     # they take a second, and only a step of several ranks needs them
-    code = "import sys, torch; before = set(sys.modules); import memlab; print(*set(sys.modules) - before)"
+    code = (
+        "import sys, torch; before = set(sys.modules); import memlab; "
+        "print(*set(sys.modules) - before)"
+    )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    heavy = {"torch.distributed.fsdp", "torch.distributed.tensor", "sympy", "transformers", "matplotlib"}
+    heavy = {
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor",
+        "sympy",
+        "transformers",
+        "matplotlib",
+    }
     assert not heavy & set(said.stdout.split())
