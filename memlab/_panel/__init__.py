@@ -9,7 +9,6 @@
   `runs.py` keeps the runs and `table.py` shows them.
 - `outlook.py`, `pictures.py`: what is said and drawn of them. `cards_table.py`: the setting on
   screen on several cards. `panel.css`, `access.js`, `help.toml`: what the browser is given.
-  `joined.py` makes one module of the files in `page`.
 - `saved_page.py`: a step as a page without a kernel; `page/` is its JavaScript, which `joined.py`
   makes one module.
 

@@ -29,9 +29,10 @@ from memlab._panel.saved_page import (
     SavedStep,
     as_document,
     divided_words,
+    file_for,
     payload_of,
     predicted_around,
-    writable,
+    write,
 )
 from memlab._panel.state import describe
 from memlab._panel.table import table_html
@@ -332,7 +333,7 @@ class Panel:
             MemlabError: the settings are not allowed, the step cannot be predicted, or the file
                 cannot be written; the message says why.
         """
-        file = writable(path)
+        file = file_for(path)
         config, device = self.config, choices.name_of(self._asked.device)
         shown = SavedStep(
             workload=self.workload,
@@ -344,7 +345,7 @@ class Panel:
             code=self.code(),
         )
         predictions = predicted_around(self.workload, config, device)
-        file.write_text(as_document(payload_of(shown, predictions)), encoding="utf-8")
+        write(file, as_document(payload_of(shown, predictions), str(predictions[0].result)))
         return file
 
     def close(self) -> None:

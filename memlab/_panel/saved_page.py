@@ -10,7 +10,6 @@ import base64
 import html
 import json
 import os
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,21 +60,38 @@ class SavedStep:
     code: str
 
 
-def writable(path: str | os.PathLike[str]) -> Path:
-    """Return where a page is to be written.
+def file_for(path: str | os.PathLike[str]) -> Path:
+    """Return where a page is to be written, which is looked at before a person waits for it.
 
     Raises:
-        ConfigError: nothing can be written there; the message says why.
+        ConfigError: no file can be there; the message says why.
     """
     try:
         file = Path(os.fsdecode(path)).expanduser()
-        file.open("ab").close()  # tried before a person waits for predictions
-    except (OSError, TypeError, ValueError) as error:  # ValueError: a null byte in the name
-        raise ConfigError(
-            f"path={shown_value(path)} cannot be written ({error}); name an HTML file in a folder "
-            "that exists"
-        ) from error
+        if file.is_dir() or not file.parent.is_dir():
+            raise FileNotFoundError(f"{'a folder' if file.is_dir() else 'no such folder'}")
+    except (OSError, TypeError, ValueError, RuntimeError) as error:  # a null byte; no such home
+        raise _not_written(path, error) from error
     return file
+
+
+def write(file: Path, document: str) -> None:
+    """Write a page.
+
+    Raises:
+        ConfigError: it cannot be written; the message says why.
+    """
+    try:
+        file.write_text(document, encoding="utf-8")
+    except OSError as error:
+        raise _not_written(file, error) from error
+
+
+def _not_written(path: object, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"path={shown_value(path)} cannot be written ({error}); name an HTML file in a folder that "
+        "exists"
+    )
 
 
 def predicted_around(workload: Workload, config: StepConfig, device: str) -> list[Prediction]:
@@ -149,40 +165,28 @@ def divided_words(workload: Workload) -> str:
     return "" if verdict.kind == GOOD else verdict.text
 
 
-def as_fragment(payload: dict[str, Any], still: str = "", *, keeps_link: bool = False) -> str:
-    """Return an element with the page, for a notebook or a document.
+def as_document(payload: dict[str, Any], still: str) -> str:
+    """Return a whole HTML file, which asks no other host for anything.
 
     Args:
         payload: of `payload_of`.
-        still: what is there until the script runs, and where none may run, as HTML.
-        keeps_link: whether the address of the document holds the settings.
+        still: the answer in words, for where no script runs.
     """
-    name = f"memlab-{uuid.uuid4().hex[:12]}"
-    data = json.dumps(payload, separators=(",", ":")).replace("<", "\\u003c")
-    link = (
-        "{ hash: location.hash, setHash: (hash) => history.replaceState(null, '', hash) }"
-        if keeps_link
-        else "undefined"
-    )
-    script = joined("app.js").replace("</script", "<\\/script")
-    style = (PAGE / "page.css").read_text("utf-8")
-    return (
-        f'<div id="{name}">{still}</div><style>{style}</style>'
-        f'<script type="application/json" id="{name}-data">{data}</script>'
-        f'<script type="module">\n{script}\n'
-        f"const root = document.getElementById('{name}');\n"
-        f"const data = JSON.parse(document.getElementById('{name}-data').textContent);\n"
-        f"mount(root, data, {link}).catch((error) => root.append(error.message));\n"
-        "</script>"
-    )
-
-
-def as_document(payload: dict[str, Any], still: str = "") -> str:
-    """Return a whole HTML file, which asks no other host for anything."""
     title = html.escape(f"{payload['workload']} on {payload['device']}: memory of a step")
+    data = json.dumps(payload, separators=(",", ":")).replace("<", "\\u003c")
+    script = joined("app.js").replace("</script", "<\\/script")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta name="color-scheme" content="light dark"><title>{title}</title></head>'
-        f"<body>{as_fragment(payload, still, keeps_link=True)}</body></html>\n"
+        f'<meta name="color-scheme" content="light dark"><title>{title}</title>'
+        f"<style>{(PAGE / 'page.css').read_text('utf-8')}</style></head>"
+        f'<body><div id="step"><p>{html.escape(still)}</p></div>'
+        f'<script type="application/json" id="data">{data}</script>'
+        f'<script type="module">\n{script}\n'
+        "const root = document.getElementById('step');\n"
+        "const link = { hash: location.hash, "
+        "setHash: (hash) => history.replaceState(null, '', hash) };\n"
+        "mount(root, JSON.parse(document.getElementById('data').textContent), link)"
+        ".catch((error) => root.append(error.message));\n"
+        "</script></body></html>\n"
     )

@@ -64,9 +64,7 @@ def packed(
         "version": VERSION,
         "memlab": __version__,
         "result": {**result.to_dict(), "timeline": None, "ranks": [], "printed": ""},
-        "rank_batch_size": result.config.rank_batch_size,
         "data_parallel_size": result.config.data_parallel_size,
-        "number_format": result.number_format,
         "sizes": list(program.sizes),
         "other_size": program.other_size,
         "differs": program.differs,
@@ -79,12 +77,11 @@ def packed(
         "operators": names,
         "parameters": _renumbered(recording.parameters, numbers),
         "states": _renumbered(recording.states, numbers),
-        "logits": list(recording.logits),
         "allocator": None if model.settings is None else {
             "expandable_segments": model.settings.expandable_segments
         },
         "plans": None if frontier is None or planned is None else _plans(frontier, planned),
-        "arrays": [[name, _kind(values), len(values)] for name, values in arrays.items()],
+        "arrays": [[name, str(values.dtype), len(values)] for name, values in arrays.items()],
     }  # fmt: skip
     text = json.dumps(header, separators=(",", ":")).encode()
     parts = [len(text).to_bytes(4, "little"), text]
@@ -175,7 +172,3 @@ def _by_index(modules: dict[str, int]) -> list[str]:
 
 def _renumbered(paths: dict[int, str], numbers: npt.NDArray[np.int64]) -> dict[str, str]:
     return {str(numbers[block]): path for block, path in paths.items() if numbers[block] >= 0}
-
-
-def _kind(values: npt.NDArray[Any]) -> str:
-    return str(values.dtype)

@@ -182,26 +182,19 @@ def assert_same(step: Recorded, folder: Path, seed: str) -> set[str]:
     return {answer["how"] for answer in expected if answer}
 
 
-def _check(name, device, config, folder):
-    step = recorded(memlab.workloads.get(name), CONFIGS[config], device)
-    ways = assert_same(step, folder, seed=f"{name} {device} {config}")
-    assert "predicted" in ways
+NAMES = [
+    *(pytest.param(name, marks=pytest.mark.matrix) for name in SMALL),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE),
+]
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("device", ["cpu", "t4"])
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_page_computes_what_python_computes(name, device, config, tmp_path):
-    _check(name, device, config, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("device", ["cpu", "t4"])
-@pytest.mark.parametrize("name", LARGE)
-def test_the_page_computes_what_python_computes_of_a_large_model(name, device, config, tmp_path):
-    _check(name, device, config, tmp_path)
+    step = recorded(memlab.workloads.get(name), CONFIGS[config], device)
+    ways = assert_same(step, tmp_path, seed=f"{name} {device} {config}")
+    assert "predicted" in ways
 
 
 TECHNIQUES = {

@@ -41,7 +41,7 @@ const MOST_SAMPLES = 2 ** 20;
 const LARGEST_BATCH = 1024; // of the slider; the box takes more
 const LARGEST_ACCUMULATION = 64;
 const BUDGETS = Array.from({ length: 21 }, (_, at) => (20 - at) / 20).reverse();
-const NEEDS_KERNEL = "not known from this recording: a notebook with memlab predicts it";
+const NEEDS_KERNEL = "not known from this recording: ask memlab in a notebook";
 
 /**
  * Shows a recorded step in an element.
@@ -111,6 +111,9 @@ function App({ payload, steps, store }) {
 /** Why a setting cannot be; "" if it can. @param {Setting} setting @param {number} ranks */
 function problemOf({ batchSize, accumulationSteps }, ranks) {
   if (batchSize % ranks) return `${ranks} ranks cannot divide ${batchSize} samples equally`;
+  if (accumulationSteps > LARGEST_ACCUMULATION) {
+    return `this page computes at most ${LARGEST_ACCUMULATION} micro-batches`;
+  }
   if (batchSize / ranks < accumulationSteps) {
     return `${accumulationSteps} micro-batches need at least ${accumulationSteps * ranks} samples`;
   }
@@ -299,7 +302,7 @@ function batchLine({ batchSize }, problem, why) {
 /** @param {Setting} setting @param {number} ranks @param {string} divided @param {string} problem @param {Store} store @returns {Line} */
 function accumulationLine({ batchSize, accumulationSteps }, ranks, divided, problem, store) {
   if (problem) {
-    const most = Math.max(Math.floor(batchSize / ranks), 1);
+    const most = Math.min(Math.max(Math.floor(batchSize / ranks), 1), LARGEST_ACCUMULATION);
     const use = () => store.move({ accumulationSteps: most });
     return { text: problem, kind: "bad", remedy: { label: `use ${most}`, use } };
   }

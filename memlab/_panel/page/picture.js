@@ -60,7 +60,6 @@ export function Picture({ store, step, found, limitBytes, why, before }) {
       limitBytes,
       before: !why && before && before.found !== found ? before.found.timeline : null,
       measured: null,
-      compare: null,
       dimmed: why,
       describe: (instantOf) => reading(step, found, instantOf),
       label: labelOf(found, limitBytes),

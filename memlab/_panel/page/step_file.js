@@ -12,9 +12,7 @@
  * @property {string} format
  * @property {number} version
  * @property {Record<string, any>} result a `StepResult` as JSON, without timeline
- * @property {number} rank_batch_size
  * @property {number} data_parallel_size
- * @property {string} number_format
  * @property {number[]} sizes samples in each recorded micro-batch
  * @property {number} other_size samples in each of the other recorded step
  * @property {{accumulation: boolean, budget: boolean}} estimates which of these may be estimated
@@ -27,7 +25,6 @@
  * @property {string[]} operators names
  * @property {Record<string, string>} parameters path by block
  * @property {Record<string, string>} states path by block
- * @property {[number, string]} logits
  * @property {{expandable_segments: boolean} | null} allocator
  * @property {{micro_batch_size: number, accumulation_steps: number, plans: Plan[]} | null} plans
  * @property {[string, "int32" | "uint8" | "float64", number][]} arrays name, type and length

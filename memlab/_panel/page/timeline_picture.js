@@ -15,7 +15,6 @@
  * @property {number | null} limitBytes
  * @property {Timeline | null} before a line "before the last move"
  * @property {Timeline | null} measured a line over the areas, aligned by operator
- * @property {null} compare kept free
  * @property {string} dimmed a sentence over the greyed picture; "" if it is valid
  * @property {(instant: number) => {title: string, lines: string[]}} describe the title says where
  * @property {string} label the picture's name with its numbers, for those who cannot see it

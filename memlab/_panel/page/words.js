@@ -57,10 +57,6 @@ export function formatPercent(fraction) {
 /** @param {number | undefined} width */
 export const plusMinus = (width) => (width ? ` ± ${formatPercent(width)}` : "");
 
-/** @param {number} count @param {string} noun */
-export const counted = (count, noun) =>
-  `${count.toLocaleString("en-US")} ${noun}${count === 1 ? "" : "s"}`;
-
 /**
  * The bytes that a typed limit means: "8" is asked back as 8 GiB, "" is none.
  *
@@ -84,8 +80,6 @@ export function splitText(sizes) {
   if (sizes.length === 1) return "the batch is not split";
   if (first === last) return `${sizes.length} micro-batches of ${first}`;
   const more = sizes.filter((size) => size === first).length;
-  return (
-    `${counted(more, "micro-batch")} of ${first} and ${sizes.length - more} of ${last}, ` +
-    "weighted by their samples"
-  ).replace("micro-batchs", "micro-batches");
+  const noun = more === 1 ? "micro-batch" : "micro-batches";
+  return `${more} ${noun} of ${first} and ${sizes.length - more} of ${last}, weighted by their samples`;
 }
