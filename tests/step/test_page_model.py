@@ -182,15 +182,15 @@ def assert_same(step: Recorded, folder: Path, seed: str) -> set[str]:
     return {answer["how"] for answer in expected if answer}
 
 
-NAMES = [
-    *(pytest.param(name, marks=pytest.mark.matrix) for name in SMALL),
-    *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE),
+# a large model's operators take minutes on a CPU
+MODELS = [
+    *(pytest.param(n, device, marks=pytest.mark.matrix) for n in SMALL for device in ("cpu", "t4")),
+    *(pytest.param(n, "t4", marks=pytest.mark.slow) for n in LARGE),
 ]
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("device", ["cpu", "t4"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "device"), MODELS)
 def test_the_page_computes_what_python_computes(name, device, config, tmp_path):
     step = recorded(memlab.workloads.get(name), CONFIGS[config], device)
     ways = assert_same(step, tmp_path, seed=f"{name} {device} {config}")

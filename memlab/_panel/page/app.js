@@ -85,7 +85,8 @@ function App({ payload, steps, store }) {
     () => (problem ? null : bestEstimate(steps, setting)),
     [steps, key, problem],
   );
-  const [shown, setShown] = useState(best);
+  // what a link asks for may not be known; then the setting that was saved is shown, dimmed
+  const [shown, setShown] = useState(() => best ?? bestEstimate(steps, payload.setting));
   if (best && best !== shown) setShown(best);
   const before = useMemo(
     () => (store.before ? bestEstimate(steps, store.before) : null),
