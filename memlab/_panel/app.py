@@ -4,40 +4,34 @@ Callbacks may run on any thread and during a running cell. So state is changed u
 callback waits for a measurement, and an exception in one becomes a sentence on the page.
 """
 
-import base64
 import contextlib
-import html
+import functools
 import os
-import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import ipywidgets
 import torch
 
-from memlab import plots
 from memlab._panel import asked as cells
-from memlab._panel import choices, state
+from memlab._panel import catalog, choices, state
 from memlab._panel.asked import Asked
-from memlab._panel.job import Settling
 from memlab._panel.page import Page
-from memlab._panel.pictures import Scene
+from memlab._panel.panel_state import Message, PanelState
 from memlab._panel.runner import BaseEffect, Fitting, Runner
-from memlab._panel.runs import History, Run, RunLog, count_runs
+from memlab._panel.runs import History, RunLog, count_runs
 from memlab._panel.saved_page import (
     SavedStep,
+    Still,
     as_document,
     divided_words,
     file_for,
+    files_of,
     payload_of,
     predicted_around,
     write,
 )
-from memlab._panel.state import describe
-from memlab._panel.table import table_html
-from memlab._panel.texts import SCRIPT
-from memlab._panel.view import BasePane, FitPane, View
 from memlab._util.checks import anything, checked
 from memlab.config import StepConfig
 from memlab.errors import ConfigError, MemlabError
@@ -48,56 +42,6 @@ from memlab.workload import Workload
 
 if TYPE_CHECKING:
     import pandas as pd
-
-# The panel without widgets: a table and a picture for saved notebooks, where no kernel runs.
-
-EMPTY = "memlab panel: no run yet. With a kernel, run this cell and press Run."
-PICTURE_SIZE = (9.0, 4.0)
-
-
-def still_of(log: RunLog, shown: Run | None, limit_bytes: int | None) -> dict[str, str]:
-    """Return the table of runs and the picture of one of them, by MIME type."""
-    picture = as_png(shown, log.comparison(shown), limit_bytes)
-    made = {"text/html": as_html(log.visible, shown, picture)}
-    return made | ({"image/png": as_text(picture)} if picture else {})
-
-
-def as_html(runs: Sequence[Run], shown: Run | None, picture: bytes | None) -> str:
-    """Return the table of runs and the timeline of the shown one as a page needs them."""
-    if shown is None:
-        return f'<div class="memlab-still"><p>{html.escape(EMPTY)}</p></div>{SCRIPT}'
-
-    result = shown.result
-    where = f"predicted for {result.device}" if shown.is_predicted else f"on {result.device}"
-    title = f"{result.workload_name}, {where}: {describe(result)}"
-    image = ""
-    if picture:
-        source = f"data:image/png;base64,{as_text(picture)}"
-        image = f'<img alt="{html.escape(str(result))}" src="{source}">'
-
-    said = f"<p>{html.escape(result.message)}</p>"
-    inside = f"<p><b>{html.escape(title)}</b></p>{said}{image}{table_html(runs[::-1])}"
-    return f'<div class="memlab-still">{inside}</div>{SCRIPT}'
-
-
-def as_png(shown: Run | None, comparison: Run | None, limit_bytes: int | None) -> bytes | None:
-    """Return the timeline of the shown run, over its prediction if there is one."""
-    if shown is None:
-        return None
-
-    scene = Scene(
-        predicted=shown.prediction,
-        shown=shown,
-        comparison=comparison,
-        runs=(),
-        limit_bytes=limit_bytes,
-    )
-    return plots.to_png(scene.timeline(PICTURE_SIZE))
-
-
-def as_text(picture: bytes) -> str:
-    """Return a picture as notebooks store it."""
-    return base64.b64encode(picture).decode()
 
 
 @checked(memory_limit=anything)
@@ -160,36 +104,26 @@ class Panel:
         workloads = choices.offered_workloads(workload)
         self._history = History(cells.place())
         self._log = RunLog(self._history.runs(), self._history.note_run, self._history.note_changes)
-        self._settling, self._settings = Settling(), dict[str, Any]()
-        self._saved: cells.Shown | None = None
-        self._saved_shown: list[tuple[object, ...]] = []
-        asked_device, device = device, choices.name_of(device)
-        self._view = View(
-            workload_names=list(workloads),
-            devices=choices.devices(device),
-            device=device,
-            memory_limit=choices.limit_text(memory_limit),
-            settings=state.from_config(config or StepConfig()),
-            log=self._log,
-            changed=self._changed,
-            run=partial(self._run_pressed, typed=False),
-            entered=partial(self._run_pressed, typed=True),
-            stop=self._stop_clicked,
-            fit=FitPane(self._fit_clicked, self._undo_clicked, self._use_clicked),
-            base=BasePane(self._base_asked, self._base_used),
-        )
-
-        self._asked = Asked(self._view, workloads, self, self._changed)
-        self._page = Page(self._view, self._asked, self._log, workloads, self._renew_saved)
-        self._runner = Runner(self._view, self._asked, self._log, self._page)
-        self._fitting = Fitting(self._view, self._asked, self._page)
-        self._base = BaseEffect(self._view, self._asked, self._page)
+        name = choices.name_of(device)
+        fields = {
+            "workload": next(iter(workloads)),
+            "choices": None,
+            "sample_size": None,
+            "device": name,
+            "memory_limit": choices.limit_text(memory_limit) or None,
+            "check_gradients": False,
+            **state.from_config(config or StepConfig()),
+        }
+        self._told = PanelState(self._hear, catalog=catalog.catalog(workloads, name))
+        self._asked = Asked(fields, workloads, self, self._changed)
+        self._page = Page(self._told, self._asked, self._log, workloads, self._looked_up)
+        self._runner = Runner(self._asked, self._log, self._page)
+        self._fitting = Fitting(self._asked, self._page)
+        self._base = BaseEffect(self._asked, self._page)
+        self._still = Still(self._asked, self._page, self._log)
         prewarm()
-        self._come_back(
-            workload=workload, device=asked_device, memory_limit=memory_limit, config=config
-        )
+        self._come_back(workload=workload, device=device, memory_limit=memory_limit, config=config)
         self._page.refresh()
-        self._base.refresh()
         self._page.show_runs()
 
     def _come_back(self, **asked: object) -> None:
@@ -277,14 +211,14 @@ class Panel:
         state.check_names(fields)
         settings = {name: fields[name] for name in state.FIELDS if name in fields}
         if settings:
-            config = state.to_config({**self._view.controls.settings(), **settings})
+            config = state.to_config({**self._asked.of_step, **settings})
             settings = {k: v for k, v in state.from_config(config).items() if k in settings}
 
         others = {name: fields[name] for name in state.OTHER_FIELDS if name in fields}
-        others = choices.checked(others, list(self._view.workload.options))
+        others = choices.checked(others, list(self._asked.names))
         self._asked.check_form(others)
-        self._asked.set(others)
-        self._view.controls.set(settings)
+        self._page.change({**others, **settings})
+        self._of_settings()
 
     def run(self, **fields: Any) -> StepResult:
         """Set controls, measure what is on screen, wait for it and return the result.
@@ -339,88 +273,128 @@ class Panel:
             workload=self.workload,
             device=device,
             config=config,
-            limit=self._view.limit.value,
+            limit=self._asked.limit_text,
             usable_bytes=self._asked.capacity,
             divided=divided_words(self.workload),
             code=self.code(),
         )
         predictions = predicted_around(self.workload, config, device)
-        write(file, as_document(payload_of(shown, predictions), str(predictions[0].result)))
+        files, first = files_of(self.workload, predictions), predictions[0].result
+        write(file, as_document(payload_of(shown, files, first.number_format), str(first)))
         return file
 
     def close(self) -> None:
-        """Stop a run that is in progress, and remove every widget from the page and from memory."""
-        self._settling.close()
+        """Stop a run that is in progress, and remove the panel from the page and from memory."""
         self._page.close()
+        self._still.close()
         self._history.close()
+        _keep_one_open()
+        for part in (self._told.layout, self._told):
+            part.close()
 
     def __repr__(self) -> str:
         """Return one line."""
         return f"<memlab panel, {count_runs(len(self._log.runs))}, last: {self.result}>"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        """Return the widgets, and beside them a table and a picture for pages without a kernel."""
-        widgets = {} if self._page.closed else self._view.mimebundle()
-        return {**widgets, **self._still()}
+        """Return the widget, and beside it the step and its runs for pages without a kernel."""
+        widget = {} if self._page.closed else _bundle(self._told)
+        return {**widget, "text/plain": repr(self), "text/html": self._still.html()}
 
     def _ipython_display_(self) -> None:
-        """Show the widgets, and in a separate output the part that a saved notebook keeps.
+        """Show the widget, and in a separate output the part that a saved notebook keeps.
 
-        That second output is renewed after each run; the stylesheet hides it beside a live panel.
+        That second output is renewed as more is known; the stylesheet hides it beside a live panel.
         """
         if not self._page.closed:
-            cells.show({**self._view.mimebundle(), "text/plain": repr(self)})
-        self._saved = cells.show(self._still())
+            cells.show({**_bundle(self._told), "text/plain": repr(self)})
+        self._still.show({"text/plain": repr(self)}, cells.show)
 
-    def _still(self) -> dict[str, Any]:
-        """Return the last run as a table and a picture."""
-        still = still_of(self._log, self._page.outlook().last, self._asked.limit)
-        return {"text/plain": repr(self), **still}
-
-    def _renew_saved(self) -> None:
-        """Keep what is on screen, and show the last run in the output that is saved, if changed."""
+    def _looked_up(self) -> None:
+        """Keep what is on screen, and renew what a saved notebook shows."""
         if self._asked.question is not None:
             self._history.note_settings(self._asked.to_keep)
-        shown: list[tuple[object, ...]] = [
-            (run.number, run.name, run.report, run.prediction) for run in self._log.visible
-        ]
-        if self._saved and shown and self._saved_shown != shown:
-            self._saved_shown = shown
-            self._saved.update(self._still(), raw=True)
+        self._still.renew()
 
     def _changed(self) -> None:
-        begin, settings = time.monotonic(), self._asked.settings
-        is_new = settings != self._settings
         self._page.refresh()
+        self._of_settings()
+
+    def _of_settings(self) -> None:
         self._fitting.refresh()
         self._base.refresh()
-        if is_new:
-            self._settings = settings
-            self._settling.note(time.monotonic() - begin)
 
-    def _run_pressed(self, *, typed: bool) -> None:
-        self._when_settled(self._runner.start, typed=typed)
+    def _hear(self, message: Message) -> None:
+        """Do what a person has asked for on the page. What was set before it comes with it."""
+        with self._page.guarded():
+            if self._page.closed:
+                return
+            if fields := message.get("fields"):
+                self._take(message, fields)
+            said: Mapping[str, Callable[[], None]] = {
+                "run": self._runner.start,
+                "stop": self._runner.stop,
+                "fit": self._fitting.start,
+                "compareBase": self._base.start,
+                "use": lambda: self._use(message["pane"], message["at"]),
+                "open": lambda: self._open(message),
+                "pin": lambda: self._pin(message["run"], message["name"]),
+                "compare": lambda: self._compare(message["run"]),
+                "clear": lambda: self._change_runs(self._log.clear),
+                "undoClear": lambda: self._change_runs(self._log.undo_clear),
+                "need": lambda: self._page.send(
+                    message.get("steps", ()), message.get("runs", ()), csv=bool(message.get("csv"))
+                ),
+            }
+            said.get(message.get("type", ""), lambda: None)()
 
-    def _when_settled(self, start: Callable[[], None], *, typed: bool = False) -> None:
-        def call() -> None:
-            self._settling.call(start, typed=typed)
+    def _take(self, message: Message, fields: Mapping[str, Any]) -> None:
+        with self._page.lock:
+            self._asked.take(fields)
+            self._page.moved(str(message["by"]), int(message["move"]))
+        self._changed()
 
-        cells.after_main_thread(call, self._settling.patience_seconds)
+    def _use(self, pane: str, at: int) -> None:
+        (self._fitting if pane == "fit" else self._base).use(at)
+        self._of_settings()
 
-    def _stop_clicked(self) -> None:
-        self._runner.stop()
+    def _open(self, message: Message) -> None:
+        was_open = self._page.panes.is_open("base")
+        self._page.panes.open(str(message["by"]), message["panes"])
+        self._page.refresh()
+        if self._page.panes.is_open("base") and not was_open:
+            self._base.start()
 
-    def _fit_clicked(self) -> None:
-        self._when_settled(self._fitting.start)
+    def _pin(self, number: int, name: str | None) -> None:
+        """Pin a run under a name, "" for its number; None unpins it."""
+        run = self._log.runs[number - 1]
+        self._change_runs(
+            lambda: self._log.pin(number, "" if name is None else name or run.default_name)
+        )
 
-    def _undo_clicked(self) -> None:
-        self._fitting.undo()
+    def _compare(self, number: int) -> None:
+        def compare() -> None:
+            self._log.compared = number
 
-    def _use_clicked(self, at: int) -> None:
-        self._fitting.use(at)
+        self._change_runs(compare)
 
-    def _base_asked(self) -> None:
-        self._when_settled(self._base.start)
+    def _change_runs(self, change: Callable[[], None]) -> None:
+        with self._page.lock:
+            change()
+        self._page.change_runs()
 
-    def _base_used(self, at: int) -> None:
-        self._base.use(at)
+
+def _bundle(told: PanelState) -> dict[str, Any]:
+    """Return how the widget is shown."""
+    data, _ = told._repr_mimebundle_() or ({}, {})
+    return dict(data)
+
+
+@functools.cache
+def _keep_one_open() -> Any:
+    """Keep a widget open for as long as the kernel lives.
+
+    JupyterLab ends the kernel's subshell for widgets when the last of them closes. A widget that
+    opens at that moment may still send its messages there, so that nobody ever reads them.
+    """
+    return ipywidgets.Layout()

@@ -2,17 +2,14 @@
 
 import contextlib
 import dataclasses
-import html
 import keyword
 import os
-import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 from memlab._panel import choices, state
 from memlab._panel.choices import FARTHEST, MadeChoices, MadeSizes, quantized_base, zoo_options
 from memlab._panel.questions import Question
-from memlab._panel.view import View
 from memlab._util.checks import count
 from memlab._util.functions import is_same_function
 from memlab._util.units import is_a, literal, parse_bytes
@@ -66,14 +63,6 @@ def parts(
         ("All runs of this panel as a pandas DataFrame", _results_source(panel, namespace)),
         ("This panel again", panel_source(workload, config, device, memory_limit, namespace)),
     ]
-
-
-def as_html(shown: Sequence[Part]) -> str:
-    """Return headings and code as HTML."""
-    return "".join(
-        f"<p><b>{html.escape(heading)}</b></p><pre>{html.escape(code.strip())}</pre>"
-        for heading, code in shown
-    )
 
 
 def panel_source(
@@ -302,7 +291,6 @@ class Shown(Protocol):
         """Show this MIME bundle instead."""
 
 
-PASS_SECONDS = 0.02  # in which a thread that is free takes up what has arrived for it
 _made: dict[str, tuple[str, list[Closable]]] = {}  # cell -> (execution, panels it made)
 
 
@@ -347,34 +335,6 @@ def show(bundle: Mapping[str, Any]) -> Shown:
     return shown
 
 
-def after_main_thread(function: Callable[[], None], most_seconds: float) -> None:
-    """Call a function once the kernel's main thread has handled what was sent to it before.
-
-    JupyterLab sends the first change of each control to that thread, and all that follows to
-    another one. Without this, a press could be handled before a change that came before it.
-
-    Args:
-        function: called at once in the main thread, and where there is no such thread.
-        most_seconds: after which it is called though the main thread, say in a long cell, is busy.
-    """
-    loop = getattr(getattr(_shell(), "kernel", None), "io_loop", None)
-    if loop is None or threading.current_thread() is threading.main_thread():
-        function()
-        return
-
-    first = threading.Lock()
-
-    def call() -> None:
-        if first.acquire(blocking=False):
-            timer.cancel()
-            function()
-
-    timer = threading.Timer(most_seconds, call)
-    timer.daemon = True
-    timer.start()
-    loop.add_callback(loop.call_later, PASS_SECONDS, call)
-
-
 def _here() -> tuple[str, str]:
     """Return the ids of the running cell and of this execution of it; "" where there are none."""
     parent: dict[str, Any] = getattr(_shell(), "get_parent", dict)() or {}
@@ -391,33 +351,55 @@ def _shell() -> Any:
 
 
 class Asked:
-    """Reads the controls of a view.
+    """The settings on screen, which may be wrong for a while, and what they ask for.
 
     Args:
-        view: whose controls.
+        fields: the first settings: all that `Panel.set` takes, by name.
         workloads: by name; those in other sizes that are asked for are added.
-        panel: whose controls they are; code calls it by its name in the notebook.
+        panel: whose settings they are; code calls it by its name in the notebook.
         arrived: called in a thread when the workload on screen, which is being made, is there.
     """
 
     def __init__(
         self,
-        view: View,
+        fields: Mapping[str, Any],
         workloads: dict[str, Workload],
         panel: object,
         arrived: Callable[[], None],
     ) -> None:
-        self._view, self._workloads, self._panel = view, workloads, panel
+        self._fields = dict(fields)
+        self.names = tuple(workloads)  # of the list
+        self._workloads, self._panel = workloads, panel
         self._offered: str | None = None  # the workload whose sizes and choices are offered
         self._choices = MadeChoices(workloads)
         self._sizes = MadeSizes(workloads, arrived)
         self._followed: str | None = None  # the device to which the typed limit belongs
         self._typed_limits: dict[str, str] = {}  # by device, as they were when it was left
+        self.follow_workload()
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """All settings by name, as they are on screen."""
+        return dict(self._fields)
+
+    @property
+    def of_step(self) -> dict[str, Any]:
+        """The settings that are fields of a config, as they are on screen."""
+        return {field: self._fields[field] for field in state.FIELDS}
+
+    @property
+    def limit_text(self) -> str:
+        """The typed limit; "" for none."""
+        return str(self._fields["memory_limit"] or "").strip()
+
+    @property
+    def _own_choices(self) -> dict[str, Any]:
+        return self._fields["choices"] or {}
 
     @property
     def listed(self) -> Workload:
         """The workload of the list, with its own choices and in its own sample size."""
-        return self._workloads[self._view.workload.value]
+        return self._workloads[self._fields["workload"]]
 
     @property
     def given(self) -> Workload:
@@ -431,7 +413,7 @@ class Asked:
         """The same; raises WorkloadError if it cannot have the choices on screen."""
         if self.listed.choices is None or self.listed.name != self._offered:
             return self.listed
-        return self._choices.get(self.listed, self._view.choices.value)
+        return self._choices.get(self.listed, self._own_choices)
 
     @property
     def choices_problem(self) -> str | None:
@@ -460,7 +442,8 @@ class Asked:
     def _size(self) -> Any:
         """The sample size on screen; None for that of the workload itself."""
         is_offered = self.listed.name == self._offered
-        return self._view.size.value if self.given.sample_size and is_offered else None
+        size = self._fields["sample_size"]
+        return size if self.given.sample_size and is_offered else None
 
     @property
     def sample_size(self) -> SampleSize | None:
@@ -511,12 +494,12 @@ class Asked:
         Raises:
             ConfigError: they are not allowed.
         """
-        return state.to_config(self._view.controls.settings())
+        return state.to_config(self.of_step)
 
     @property
     def device(self) -> str:
         """The device on screen, as it was chosen or typed."""
-        return self._view.device_name
+        return str(self._fields["device"])
 
     @property
     def is_here(self) -> bool:
@@ -578,7 +561,7 @@ class Asked:
     @property
     def wrong(self) -> dict[str, str]:
         """The error of each setting on screen that is not allowed, by field."""
-        settings, cards = self._view.controls.settings(), self.num_cards
+        settings, cards = self.of_step, self.num_cards
         wrong = state.problems(settings)
         if wrong or cards is None or not state.is_sharded(settings):
             return wrong
@@ -594,8 +577,7 @@ class Asked:
         Raises:
             ConfigError: the typed text is not a size.
         """
-        text = self._view.limit.value.strip()
-        return parse_bytes(text) if text else None
+        return parse_bytes(self.limit_text) if self.limit_text else None
 
     @property
     def capacity(self) -> int | None:
@@ -626,16 +608,13 @@ class Asked:
     @property
     def settings(self) -> dict[str, Any]:
         """All that `Panel.set` takes, as it is on screen; None for the workload's own form."""
-        own, size = self.given.sample_size, self._view.size.value
-        choices, values = self.listed.choices, self._view.choices.value
+        own, size = self.given.sample_size, self._fields["sample_size"]
+        choices, values = self.listed.choices, self._own_choices
         return {
-            "workload": self._view.workload.value,
+            **self._fields,
             "choices": None if choices is None or choices.values == values else values,
             "sample_size": None if own is None or own.value == size else size,
-            "device": self.device,
-            "memory_limit": self._view.limit.value.strip() or None,
-            "check_gradients": self._view.check.value,
-            **self._view.controls.settings(),
+            "memory_limit": self.limit_text or None,
         }
 
     @property
@@ -671,10 +650,10 @@ class Asked:
             workload or self.workload,
             self.config,
             self.device,
-            self._view.limit.value.strip(),
+            self.limit_text,
             has_known_memory=self.capacity is not None,
             ask="recorded" if self.is_recorded else "measure" if self.is_here else "predict",
-            check_gradients=self._view.check.value,
+            check_gradients=self.checks_gradients,
             namespace=namespace(),
         )
 
@@ -694,7 +673,7 @@ class Asked:
             shown,
             self.config,
             self.device,
-            self._view.limit.value.strip(),
+            self.limit_text,
             self._panel,
             namespace(),
         )
@@ -709,10 +688,15 @@ class Asked:
         is_here = listed is self.listed
         given = self.given if is_here else listed
         if "choices" in fields:
-            on_screen = self._view.choices.value if is_here else {}
+            on_screen = self._own_choices if is_here else {}
             given = self._choices.checked(listed, fields["choices"], on_screen)
         if (size := fields.get("sample_size")) is not None:
             self._sizes.get(given, count(1)("sample_size", size))
+
+    @property
+    def checks_gradients(self) -> bool:
+        """Whether a run compares its gradients with those of the reference step."""
+        return bool(self._fields["check_gradients"])
 
     def set(self, fields: Mapping[str, Any]) -> None:
         """Set what is no field of a config, as checked.
@@ -720,23 +704,53 @@ class Asked:
         A limit among the fields is kept when a device is set with it, and choices and a sample size
         when a workload is.
         """
+        first = {name: fields[name] for name in fields if name not in ("choices", "sample_size")}
         if "memory_limit" in fields:
             self._followed = fields.get("device", self._followed)
-        others = fields.keys() - {"choices", "sample_size"}
-        self._view.set_others({name: fields[name] for name in fields if name in others})
+        self._fields |= first
         self.follow_workload()
         if "choices" in fields and (offered := self.listed.choices):
-            values, on_screen = fields["choices"], self._view.choices.value
-            made = self._choices.checked(self.listed, values, on_screen).choices or offered
-            self._view.set_others({"choices": made.values})
+            made = self._choices.checked(self.listed, fields["choices"], self._own_choices).choices
+            self._fields["choices"] = dict((made or offered).values)
         if "sample_size" in fields and (own := self.given.sample_size):
             size = fields["sample_size"]
-            self._view.set_others({"sample_size": own.value if size is None else size})
+            self._fields["sample_size"] = own.value if size is None else size
+
+    def set_step(self, settings: Mapping[str, Any]) -> None:
+        """Set fields of a config, as checked."""
+        self._fields |= settings
+
+    def take(self, fields: Mapping[str, Any]) -> None:
+        """Take what a person has set on the page, which may be wrong for a while.
+
+        Raises:
+            MemlabError: there is no such setting, workload or choice; nothing is changed.
+        """
+        state.check_names(fields)
+        workload = fields.get("workload", self._fields["workload"])
+        if workload not in self.names:
+            raise WorkloadError(f"workload={workload!r} is not in the panel")
+        found = {
+            name: state.from_page(name, value, self._fields[name])
+            for name, value in fields.items()
+            if name in state.FIELDS
+        }
+        others = {name: fields[name] for name in fields if name in state.HEADER_FIELDS}
+        self._fields |= found | others
+        self.follow_workload()
+        if isinstance(values := fields.get("choices"), Mapping):
+            known = {name: value for name, value in values.items() if name in self._own_choices}
+            self._fields["choices"] = self._own_choices | known
+        if (size := fields.get("sample_size")) is not None:
+            self._fields["sample_size"] = state.parse_number(str(size), int)
+        self.follow_device()
 
     def follow_workload(self) -> None:
-        """Offer the sizes and choices of a newly chosen workload, and show its own."""
+        """Show the own size and choices of a newly chosen workload."""
         if self.listed.name != self._offered:
-            self._view.offer_forms(self.listed)
+            own, size = self.listed.choices, self.listed.sample_size
+            self._fields["choices"] = dict(own.values) if own else None
+            self._fields["sample_size"] = size.value if size else None
             self._offered = self.listed.name
 
     def close(self) -> None:
@@ -751,8 +765,8 @@ class Asked:
         if self.device == self._followed or self.device_problem:
             return
         if self._followed is not None:
-            self._typed_limits[self._followed] = self._view.limit.value
-            self._view.set_others({"memory_limit": self._typed_limits.get(self.device, "")})
+            self._typed_limits[self._followed] = self.limit_text
+            self._fields["memory_limit"] = self._typed_limits.get(self.device) or None
         self._followed = self.device
 
 

@@ -6,14 +6,12 @@ being made, the page keeps what it shows.
 """
 
 import dataclasses
-import html
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from memlab._panel import state
-from memlab._panel.pictures import Scene, neighbours
 from memlab._panel.questions import Estimate, How, Question
 from memlab._panel.runs import Run, RunLog
 from memlab._panel.state import (
@@ -299,15 +297,6 @@ class Outlook:
             when = "The model printed, while it was predicted with several small batches:"
         return (when, text) if text else ("", "")
 
-    @property
-    def shown(self) -> Run | None:
-        """The run whose memory is drawn: that of this setting, or the last if none is predicted.
-
-        While a prediction is being made it is None, which leaves the picture as it is.
-        """
-        is_last_word = self.predicted is None and not self.is_pending
-        return self.last if self.run is None and is_last_word else self.run
-
     def fit(self, limit_bytes: int | None) -> Verdict:
         """Return the badge."""
         if self.run is not None:
@@ -336,47 +325,8 @@ class Outlook:
 
         return state.stale_note(self.last.result, here.workload_name, here.device, here.config)
 
-    def scene(
-        self,
-        log: RunLog,
-        where: tuple[str, str],
-        limit_bytes: int | None,
-        known: Sequence[StepResult] = (),
-    ) -> Scene:
-        """Return what the pictures show.
-
-        Args:
-            log: of the runs.
-            where: the workload and the device on screen, whose runs the charts show.
-            limit_bytes: on screen.
-            known: predictions for that workload and device, of any settings.
-        """
-        failed = self.estimate is not None and not self.estimate.is_ok
-        shown, compared = self.shown, log.compared_run
-        return Scene(
-            predicted=self.predicted,
-            shown=shown,
-            comparison=None if compared is shown else compared,
-            runs=tuple(
-                run
-                for run in log.visible
-                if (run.result.workload_name, run.result.device) == where
-                and run.result.outcome is not Outcome.CANCELLED
-                and not run.is_earlier  # its model may have been another
-            ),
-            limit_bytes=limit_bytes,
-            why=NO_PREDICTION if failed else "",
-            size_model=self.estimate.size_model if self.estimate else None,
-            neighbours=tuple(neighbours(self.question.config, known)) if self.question else (),
-            is_settled=self.estimate is None or self.estimate.exact,
-        )
-
     def costs(self) -> str:
-        """Return the line below the badge as HTML: every number with its kind and source."""
-        text = self._costs()
-        return f'<div class="memlab-costs" title="{html.escape(text)}">{html.escape(text)}</div>'
-
-    def _costs(self) -> str:
+        """Return the line below the badge: every number with its kind and source."""
         if self.run is not None and self.run.result.outcome is Outcome.OK:
             result = self.run.result
             said = f"on {result.device.removesuffix(SAID)}: {result.source} {_numbers(result)}"
@@ -552,9 +502,6 @@ def of_run(run: Run) -> Status:
     return Status(text=text, kind=state.outcome_verdict(result).kind, run=run)
 
 
-def as_html(status: Status, here: Question | None) -> str:
-    """Return the line as HTML: coloured and marked, or greyed if the settings are others by now."""
-    text, is_past = status.named(here), status.is_past(here)
-    shown = Verdict(status.kind, text).html() if status.kind else html.escape(text)
-    kind = ' class="memlab-past"' if is_past else ""
-    return f'<div role="status" aria-live="polite" title="{html.escape(text)}"{kind}>{shown}</div>'
+def told(status: Status, here: Question | None) -> dict[str, Any]:
+    """Return the line as the page is told; `here`: what is on screen."""
+    return {"kind": status.kind, "text": status.named(here), "isPast": status.is_past(here)}

@@ -1,4 +1,4 @@
-"""What the page says about the settings, the runs and the predictions, updated as they change.
+"""What the page is told of the settings, the runs and the predictions, as they change.
 
 Settings change by hand or from code, runs come from a thread or a cell, predictions from a thread
 of their own. So everything here is read and written under one lock. An exception in a callback
@@ -8,35 +8,120 @@ becomes a sentence on the page, because nobody else would see it. Left out: how 
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from memlab._panel import asked as as_code
-from memlab._panel import choices, state, texts
+from memlab._panel import catalog, choices, state, table, texts
 from memlab._panel import outlook as status
 from memlab._panel.asked import Asked
 from memlab._panel.cards_table import CardsTable
-from memlab._panel.choices import neighbours
-from memlab._panel.controls import RANKS, ranks_line
-from memlab._panel.job import BaseJob, FitJob, IdleGarbage, Latest, PanelJob, Throttle
+from memlab._panel.choices import compared_cards, neighbours
+from memlab._panel.job import BaseJob, FitJob, Latest, PanelJob, Throttle
 from memlab._panel.outlook import MAKING, Outlook, Status, outlook, recorded_line, with_numbers
+from memlab._panel.panel_state import PanelState
 from memlab._panel.questions import Estimate, Forecasts, Question
 from memlab._panel.runs import RunLog
-from memlab._panel.texts import Line
-from memlab._panel.view import View
+from memlab._panel.state import setting_words
+from memlab._panel.step_files import StepFiles
+from memlab._panel.texts import Line, as_json
 from memlab._util.units import format_bytes
 from memlab.api import accumulation_effect, inspect_workload
 from memlab.config import FP32_FORMATS, StepConfig
 from memlab.errors import ConfigError, MemlabError
+from memlab.figures.peak import ALONE, rank_bars
 from memlab.result import Outcome, Source, StepResult
 from memlab.running import Progress
 from memlab.runtime.accumulation import AccumulationEffect
 from memlab.runtime.inspect import WorkloadFacts
 from memlab.runtime.isolation import prewarm
+from memlab.search.explain import Remedy, explain
 from memlab.store import recorded
 from memlab.workload import Workload
+
+# What a person has opened beside the sliders and the picture, and what it shows.
+
+HELD_ROWS = 8
+SENT = ("together", "ranks", "calls a step", "sent by a rank")
+
+
+class Panes:
+    """What the page is told of each pane.
+
+    Args:
+        told: of the panel.
+    """
+
+    def __init__(self, told: PanelState) -> None:
+        self._told = told
+        self._open: dict[str, frozenset[str]] = {}  # by view
+        self._shown: dict[str, Any] = {}
+
+    def open(self, view: str, names: Iterable[str]) -> None:
+        """Note which panes are open in a view."""
+        self._open[view] = frozenset(names)
+
+    def is_open(self, name: str) -> bool:
+        """Return whether a pane is open in any view."""
+        return any(name in names for names in self._open.values())
+
+    def show(self, **contents: Any) -> None:
+        """Show contents by pane."""
+        self._shown |= contents
+        self._told.tell(panes=dict(self._shown))
+
+
+def peak_pane(result: StepResult, limit_bytes: int | None) -> dict[str, Any]:
+    """Return what holds the peak of a result, and what would lower it."""
+    found = explain(result.against_limit(limit_bytes))
+    return {
+        "sentence": found.message,
+        "facts": [str(row) for row in found.rows[:HELD_ROWS]],
+        "remedies": [_remedy(one) for one in found.remedies],
+    }
+
+
+def _remedy(remedy: Remedy) -> dict[str, Any]:
+    freed = remedy.freed_bytes
+    less = "" if freed is None else f"peak about {format_bytes(freed)} lower; "
+    return {
+        "label": ", ".join(setting_words(*item) for item in remedy.change.items()),
+        "effect": f"{less}{remedy.effect}; price: {remedy.price}",
+        "fields": as_json(remedy.change),
+    }
+
+
+def ranks_pane(result: StepResult | None, limit_bytes: int | None) -> dict[str, Any]:
+    """Return what each rank of a result holds at its peak, and what a rank sends."""
+    bars = rank_bars(result) if result else []
+    if result is None or not bars:
+        return {"alone": ALONE, "ranks": [], "sent": None}
+    ranks = [
+        {
+            "label": bar.label,
+            "bytes": bar.peak_bytes,
+            "byCategory": dict(bar.result.peak_by_category or {}),
+            "limitBytes": limit_bytes,
+        }
+        for bar in bars
+    ]
+    return {"alone": "", "ranks": ranks, "sent": _sent(result)}
+
+
+def _sent(result: StepResult) -> dict[str, Any] | None:
+    if not result.communication:
+        return None
+    total = format_bytes(sum(each.sent_bytes for each in result.communication))
+    return {
+        "caption": f"A rank sends {total} a step, {result.source}, if all goes round a ring.",
+        "heads": SENT,
+        "rows": [
+            [each.collective, str(each.num_ranks), str(each.num_calls),
+             format_bytes(each.sent_bytes)]
+            for each in result.communication
+        ],
+    }  # fmt: skip
+
 
 # Keeps the table of cards up to date with the settings on screen, without delaying them.
 
@@ -44,24 +129,17 @@ REST_SECONDS = 0.3  # settings at rest for this long are looked up on all cards
 
 
 class Elsewhere:
-    """Fills the table of cards in a thread of its own, while the table is open.
+    """Fills the table of cards in a thread of its own, while it is open.
 
     Args:
-        cards: the table.
         asked: reads what is on screen.
         forecasts: of the panel.
-        guarded: shows an exception of its block on the page.
+        panes: show the table.
     """
 
-    def __init__(
-        self,
-        cards: CardsTable,
-        asked: Asked,
-        forecasts: Forecasts,
-        guarded: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        self._cards, self._asked, self._forecasts = cards, asked, forecasts
-        self._guarded = guarded
+    def __init__(self, asked: Asked, forecasts: Forecasts, panes: Panes) -> None:
+        self._cards = CardsTable(compared_cards())
+        self._asked, self._forecasts, self._panes = asked, forecasts, panes
         self._closed = False
         self._fill = Latest(self._fill_cards)
 
@@ -69,11 +147,15 @@ class Elsewhere:
     def questions(self) -> list[Question]:
         """What the worker has to predict for the table; nothing while it is folded."""
         question = self._asked.question
-        return self._cards.questions(question) if question and self._cards.is_open else []
+        return self._cards.questions(question) if question and self._is_open else []
+
+    @property
+    def _is_open(self) -> bool:
+        return self._panes.is_open("cards")
 
     def refresh(self) -> None:
         """Show what is known about the settings on screen, soon."""
-        if self._cards.is_open:
+        if self._is_open:
             self._fill()
 
     def close(self) -> None:
@@ -82,18 +164,18 @@ class Elsewhere:
         self._fill.close()
 
     def _fill_cards(self, _: object) -> None:
-        with self._guarded():
-            question = self._asked.question
-            self._cards.mark_past(question)
-            time.sleep(REST_SECONDS)  # a slider that moves must not share the processor
+        question = self._asked.question
+        self._panes.show(cards=self._cards.told(question))
+        time.sleep(REST_SECONDS)  # a slider that moves must not share the processor
 
-            def is_newest() -> bool:
-                return not self._closed and self._asked.question == question
+        def is_newest() -> bool:
+            return not self._closed and self._asked.question == question
 
-            if question is not None and is_newest():
-                limits = {name: recorded.capacity(name) for name in self._cards.names}
-                limits[question.device] = self._asked.limit
-                self._cards.fill(question, limits, self._forecasts, is_newest)
+        if question is not None and is_newest():
+            limits = {name: recorded.capacity(name) for name in self._cards.names}
+            limits[question.device] = self._asked.limit
+            if self._cards.fill(question, limits, self._forecasts, is_newest):
+                self._panes.show(cards=self._cards.told(question))
 
 
 # Predictions that a person keeps: each becomes a row of the table once it is exact. No
@@ -205,24 +287,24 @@ class Requests:
 
     Args:
         forecasts: every prediction.
-        view: of the panel.
         asked: reads what is on screen.
         log: of the runs.
         keeper: of the predictions that a person keeps.
         elsewhere: fills the table of cards.
+        changed: called after a run was given its prediction.
     """
 
     def __init__(
         self,
         forecasts: Forecasts,
-        view: View,
         asked: Asked,
         log: RunLog,
         keeper: Keeper,
         elsewhere: Elsewhere,
+        changed: Callable[[], None],
     ) -> None:
-        self._forecasts, self._view, self._asked, self._log = forecasts, view, asked, log
-        self._keeper, self._elsewhere = keeper, elsewhere
+        self._forecasts, self._asked, self._log = forecasts, asked, log
+        self._keeper, self._elsewhere, self._changed = keeper, elsewhere, changed
 
     def on_screen(self, question: Question, estimate: Estimate | None) -> bool:
         """Have predicted what is on screen, then what it is compared with.
@@ -245,9 +327,8 @@ class Requests:
 
     def ahead(self, question: Question, estimate: Estimate, before: Question | None) -> None:
         """Have the neighbours of what is on screen predicted; `before`: what was shown before."""
-        offered = [value for _, value in self._view.controls.precision.options]
         sizes = self._asked.names_by_size
-        beside = neighbours(question, offered, before, sizes) if estimate.is_ok else []
+        beside = neighbours(question, state.PRECISIONS, before, sizes) if estimate.is_ok else []
         self._forecasts.ahead(beside)
 
     def _of_runs(self) -> list[Question]:
@@ -266,59 +347,63 @@ class Requests:
                 elif found.outcome is Outcome.OK:
                     with self._log.lock:
                         self._log.change(run.number, prediction=found)
-                        self._view.table.show()
+                        self._changed()
         return waiting
 
 
 class Page:
-    """Updates a view with the runs and predictions of the settings that it shows.
+    """Tells the page what is known of the settings on screen, and of the runs.
 
     Args:
-        view: the view to update.
-        asked: reads its controls.
+        told: what the page is told.
+        asked: the settings on screen.
         log: the runs.
         workloads: by name.
-        drawn: called in a thread after the pictures were drawn.
+        looked_up: called in a thread after what is on screen was looked up.
 
     Attributes:
         lock: that of the log, held while the log or anything here is changed.
-        job: the run, or the search of *Fit for me*, in progress; None if there is none.
+        job: what goes on; None if nothing does.
         closed: whether the panel was closed.
         forecasts: every prediction.
+        panes: what has been opened.
     """
 
     def __init__(
         self,
-        view: View,
+        told: PanelState,
         asked: Asked,
         log: RunLog,
         workloads: Mapping[str, Workload],
-        drawn: Callable[[], None],
+        looked_up: Callable[[], None],
     ) -> None:
-        self._view, self._asked, self._log, self._workloads = view, asked, log, workloads
-        self._drawn = drawn
+        self._told, self._asked, self._log, self._workloads = told, asked, log, workloads
+        self._looked_up = looked_up
         self.lock = log.lock
         self.job: PanelJob | FitJob | BaseJob | None = None
         self.closed = False
+        self._move: dict[str, Any] = {"by": "kernel", "move": 0}  # that made what is on screen
         self._facts: dict[str, WorkloadFacts | str] = {}  # or the reason why there are none
         self._estimate: Estimate | None = None
         self._looked: Question | None = None  # the question of the shown estimate
         self._before: Question | None = None  # the one that was shown before it
         self._doing = ""  # what the worker is doing for a prediction
         self._said = Status(text="")
+        self._text, self._fraction = "", 0.0  # of what goes on
+        self.panes, self._files = Panes(told), StepFiles()
         self.forecasts = Forecasts(workloads, self._predicted, self._tell_prediction)
         self._keeper = Keeper(self.forecasts.look, self._add_kept)
         self._effects: dict[str, AccumulationEffect] = {}
         self._find_facts, self._find_effect = Latest(self._inspect), Latest(self._judge)
         self._stop_judging = threading.Event()
-        self._draw = Latest(self._draw_pictures)
-        view.pictures.said_of_division = self._said_of_division
-        self._garbage = IdleGarbage()
-        self._elsewhere = Elsewhere(view.cards, asked, self.forecasts, self.guarded)
-        self._requests = Requests(self.forecasts, view, asked, log, self._keeper, self._elsewhere)
+        self._look = Latest(self._look_up)
+        self._elsewhere = Elsewhere(asked, self.forecasts, self.panes)
+        self._requests = Requests(
+            self.forecasts, asked, log, self._keeper, self._elsewhere, self._tell_runs
+        )
 
     def close(self) -> None:
-        """Stop a run that is in progress, and remove every widget from the page and from memory."""
+        """Stop what goes on, and tell the page nothing more."""
         with self.lock:
             self.closed = True
             if self.job:
@@ -329,100 +414,135 @@ class Page:
         self._find_effect.close()
         self._keeper.close()
         self.forecasts.close()
-        self._draw.close()
+        self._look.close()
         self._elsewhere.close()
-        self._garbage.close()
         self._asked.close()
-        self._view.close()
-
-    # settings
 
     def begin(self, job: PanelJob | FitJob | BaseJob) -> None:
         """Note the job that begins; what micro-batches do is not looked for beside it."""
         self.job = job
         self._stop_judging.set()
+        self.show_progress("", 0.0)
+
+    def end(self) -> None:
+        """Note that nothing goes on any more."""
+        self.job = None
+        self.show_progress("", self._fraction)
+
+    # settings
+
+    def moved(self, by: str, move: int) -> None:
+        """Note which move of which view, or of the kernel, has made what is on screen."""
+        self._move = {"by": by, "move": move}
 
     def refresh(self) -> None:
-        """Update everything that depends on the settings on screen, after any change of them."""
+        """Tell everything that depends on the settings on screen, after any change of them."""
         with self.guarded():
-            with self.lock:
-                self._explain_settings()
-                self._show_outlook()
-            self._draw()
+            with self.lock, self._told.together():
+                self._tell_settings()
+                self._tell_answer()
+            self._look()
 
-    def _explain_settings(self) -> None:
+    def change(self, fields: Mapping[str, Any]) -> None:
+        """Set settings from code, as checked."""
+        with self.lock:
+            self._asked.set({name: fields[name] for name in fields if name in state.OTHER_FIELDS})
+            self._asked.set_step({n: fields[n] for n in fields if n in state.FIELDS})
+            self.moved("kernel", self._move["move"] + 1)
+        self.refresh()
+
+    def _tell_settings(self) -> None:
         self._asked.follow_device()
         self._asked.follow_workload()
-        name, device = self._asked.name, self._asked.device
+        name = self._asked.name
         if name not in self._facts:
             self._find_facts(name)
-
-        facts = self._facts.get(name)
-        known = facts if isinstance(facts, WorkloadFacts) else None
-        given = self._facts.get(self._asked.given.name)
+        alike = self._facts_of(name) or self._facts_of(self._asked.given.name)
         # of another size formats and blocks are the same, so that no control moves meanwhile
-        alike = known or (given if isinstance(given, WorkloadFacts) else None)
-        settings = self._view.controls.settings()
-        wrong = self._asked.wrong
-        header_wrong = self._asked.device_problem or self._asked.limit_problem
-        wrong_form = self._asked.choices_problem or self._asked.size_problem
-        is_right = not (wrong or header_wrong or wrong_form)
-        is_ready = is_right and not self._asked.is_being_made
-        config = None if wrong else state.to_config(settings)
+        has_blocks = alike is None or bool(alike.blocks)
+        if not has_blocks:
+            self._asked.set_step({"checkpointing": "none"})
+        config = None if self._asked.wrong else self._asked.config
         if config is not None and config.accumulation_steps * config.data_parallel_size > 1:
             self._find_effect(name)
-        self._view.controls.name_formats(self._formats(alike))
-        self._view.controls.offer_blocks(alike is None or bool(alike.blocks))
-        lines = texts.lines(
-            settings, wrong, known, device=device, name=name, effect=self._effect_of(name)
+        form = catalog.form(
+            self._asked.listed,
+            self._asked.given,
+            self._asked.of_step,
+            formats=self._formats(alike),
+            has_blocks=has_blocks,
         )
-        asked = texts.setup_of(settings, wrong, device)
-        is_here, cards = not header_wrong and self._asked.is_here, self._asked.num_cards
-        of_ranks = ranks_line(settings, wrong, asked, is_here=is_here, num_cards=cards)
-        self._view.explain({**lines, RANKS: of_ranks})
-        self._explain_choices(known)
-        self._explain_size(None if wrong else state.to_config(settings))
-        self._view.show_about(self._about(name, facts, header_wrong))
-        self.show_ready(is_ready)
-        if self._view.is_code_open:
-            self._view.show_code(as_code.as_html(self._asked.code()) if is_ready else "")
-        self._show_status()
+        self._told.tell(form=form, asked={**self._move, "fields": as_json(self._asked.fields)})
+        if self.panes.is_open("code"):
+            self.panes.show(code=self._asked.code() if self._is_ready else [])
 
-    def _explain_choices(self, facts: WorkloadFacts | None) -> None:
-        own, offered = self._asked.listed.choices, self._asked.given.choices
-        if own is None or offered is None:
-            return
-        row, problem = self._view.choices, self._asked.choices_problem
-        row.enable(offered)
-        if problem:
-            row.explanation.show(texts.wrong_choices_line(problem, own))
-        else:
-            row.explanation.show(texts.choices_line(facts))
-
-    def _explain_size(self, config: StepConfig | None) -> None:
-        own, problem = self._asked.given.sample_size, self._asked.size_problem
-        if own is not None and problem:
-            self._view.size.explanation.show(texts.wrong_size_line(problem, own))
-        elif own is not None and self._asked.is_being_made:
-            wanted = f"{own.name} {self._view.size.value}"
-            self._view.size.explanation.show(Line(f"{MAKING} with {wanted}"))
-        elif own is not None and (size := self._asked.sample_size):
-            self._view.size.explanation.show(texts.size_line(size, config))
-
-    def _about(self, name: str, facts: WorkloadFacts | str | None, wrong: str | None) -> Line:
-        """Return the line below the header: about the limit or the device, or else the workload."""
-        capacity, whose = self._asked.capacity, choices.of_capacity(self._asked.device)
-        self._view.show_capacity(f"{format_bytes(capacity)}: {whose}" if capacity else "none")
-        if wrong:
-            return Line(wrong, kind=state.BAD)
-        typed = self._view.limit.value.strip()
-        return texts.limit_line(typed, capacity, whose) or texts.about_line(name, facts)
+    def _facts_of(self, name: str) -> WorkloadFacts | None:
+        facts = self._facts.get(name)
+        return facts if isinstance(facts, WorkloadFacts) else None
 
     def _formats(self, facts: WorkloadFacts | None) -> tuple[str, ...]:
         """Return the number formats of the model on screen; empty while they are not known."""
         if choices.zoo_options(self._asked.given) is not None:
             return FP32_FORMATS  # all models of the zoo are built in fp32
         return facts.parameter_formats if facts else ()
+
+    @property
+    def _is_ready(self) -> bool:
+        """Whether the settings on screen are allowed, and the workload is made."""
+        asked = self._asked
+        wrong_header = asked.device_problem or asked.limit_problem
+        wrong_form = asked.choices_problem or asked.size_problem
+        return not (asked.wrong or wrong_header or wrong_form or asked.is_being_made)
+
+    def _lines(self) -> dict[str, Any]:
+        """Return what is said of each control."""
+        asked, name = self._asked, self._asked.name
+        facts, settings, wrong = self._facts_of(name), asked.of_step, asked.wrong
+        lines = texts.lines(
+            settings, wrong, facts, device=asked.device, name=name, effect=self._effect_of(name)
+        )
+        header_wrong = asked.device_problem or asked.limit_problem
+        of_ranks = texts.ranks_line(
+            settings,
+            wrong,
+            texts.setup_of(settings, wrong, asked.device),
+            is_here=not header_wrong and asked.is_here,
+            num_cards=asked.num_cards,
+        )
+        return {
+            "lines": {field: line.told for field, line in lines.items()},
+            "more": lines["more"].told,
+            "optimizer": lines["optimizer"].told,
+            "ranks": of_ranks.told,
+            "choices": self._choices_line(facts).told,
+            "size": self._size_line(None if wrong else asked.config).told,
+            "about": self._about(name, header_wrong).told,
+        }
+
+    def _choices_line(self, facts: WorkloadFacts | None) -> Line:
+        own, problem = self._asked.listed.choices, self._asked.choices_problem
+        if own is None:
+            return Line("")
+        return texts.wrong_choices_line(problem, own) if problem else texts.choices_line(facts)
+
+    def _size_line(self, config: StepConfig | None) -> Line:
+        own, problem = self._asked.given.sample_size, self._asked.size_problem
+        if own is None:
+            return Line("")
+        if problem:
+            return texts.wrong_size_line(problem, own)
+        if self._asked.is_being_made:
+            return Line(f"{MAKING} with {own.name} {self._asked.fields['sample_size']}")
+        size = self._asked.sample_size
+        return texts.size_line(size, config) if size else Line("")
+
+    def _about(self, name: str, wrong: str | None) -> Line:
+        """Return the line below the header: about the limit or the device, or else the workload."""
+        if wrong:
+            return Line(wrong, kind=state.BAD)
+        typed, whose = self._asked.limit_text, choices.of_capacity(self._asked.device)
+        told = texts.limit_line(typed, self._asked.capacity, whose)
+        return told or texts.about_line(name, self._facts.get(name))
 
     def say(self, text: str, kind: str = "", *, lasts: bool = False) -> None:
         """Show a sentence in the status line.
@@ -433,32 +553,30 @@ class Page:
             lasts: whether it stays until the next one, and not only as long as the settings do.
         """
         self._said = Status(text=text, kind=kind, question=None if lasts else self._asked.question)
-        self._show_status()
+        self._change_answer(status=self._status)
 
-    def _show_status(self) -> None:
+    @property
+    def _status(self) -> dict[str, Any]:
         here = self._asked.question
         if self._said.run is None and self._said.is_past(here):
             last = self._log.last
             self._said = status.of_run(last) if last else Status(text="")
-        idle = Status(text=self._why_not_here())
-        self._view.show_status(status.as_html(self._said if self._said.text else idle, here))
+        idle = Status(text=self._why_not_here)
+        return status.told(self._said if self._said.text else idle, here)
 
-    def show_ready(self, ready: bool) -> None:
-        """Enable Run and Stop where they are possible; `ready`: the settings are allowed."""
-        by_cell = self.job is not None and self.job.by_cell
-        running = self.job is not None
-        why = self._why_not_here()
-        keeps = not self._asked.can_run
-        self._view.show_ready(ready, running=running, by_cell=by_cell, keeps=keeps, why=why)
-        # enabled while something runs, which is said: a button that is disabled loses the focus
-        self._view.fit.show_ready(ready and not self._asked.is_recorded)
-
+    @property
     def _why_not_here(self) -> str:
-        """Return the words on what Run does for a device that is not in this machine; else ""."""
-        if self._asked.is_here:
+        """The words on what Run does for a device that is not in this machine; else ""."""
+        if self._asked.device_problem or self._asked.is_here:
             return ""
         what = texts.PLAYED_BACK if self._asked.is_recorded else texts.NOT_HERE
         return f"{self._asked.device} {what}"
+
+    def _change_answer(self, **changes: Any) -> None:
+        if not self.closed:
+            self._told.tell(answer={**self._told.answer, **changes})
+
+    # what is known of a workload
 
     def _inspect(self, name: str) -> None:
         with self.guarded():
@@ -495,13 +613,18 @@ class Page:
 
     def _said_of_division(self, config: StepConfig) -> str:
         """Return what more micro-batches would do to the gradient; empty if nothing."""
-        facts, name = self._facts.get(self._asked.name), self._asked.name
-        known = facts if isinstance(facts, WorkloadFacts) else None
         divided = config.divided_further()
         if divided is None:
             return ""
-        verdict = state.gradient_verdict(divided, known, self._effect_of(name))
+        name = self._asked.name
+        verdict = state.gradient_verdict(divided, self._facts_of(name), self._effect_of(name))
         return "" if verdict.kind == state.GOOD else verdict.text
+
+    @property
+    def divided(self) -> str:
+        """What more micro-batches would do to the gradient of what is on screen; "" if nothing."""
+        question = self._asked.question
+        return self._said_of_division(question.config) if question else ""
 
     # runs
 
@@ -510,26 +633,39 @@ class Page:
         with self.lock:
             if self.job and not self.job.cancel.is_set():
                 by_cell = f" ({texts.RUN_BY_CELL})" if self.job.by_cell else ""
-                self.say(progress.text + by_cell, lasts=True)
-                self._view.show_progress(progress.fraction)
+                self.show_progress(progress.text + by_cell, progress.fraction)
+
+    def show_progress(self, text: str, fraction: float) -> None:
+        """Show what goes on, and how far it is."""
+        self._text, self._fraction = text, fraction
+        by_cell = self.job is not None and self.job.by_cell
+        job = {"running": self.job is not None, "byCell": by_cell, "text": text}
+        self._told.tell(job={**job, "fraction": fraction})
 
     def show_runs(self) -> None:
-        """Update the table and the pictures after a run was added or changed."""
+        """Show the table after a run was added or changed."""
         with self.lock:
             last = self._log.last
             if last is None or self.closed:
                 return
 
-            self._view.table.show()
-            self._view.show_json(last)
+            self._tell_runs()
             self._said = status.of_run(last)
-            self._show_status()
             if not last.is_predicted:
                 is_done = last.result.outcome is Outcome.OK and not last.is_earlier
-                self._view.show_progress(1.0 if is_done else 0.0)
-            self._show_outlook()
+                self.show_progress(self._text, 1.0 if is_done else 0.0)
+            self._tell_answer()
 
-        self._draw()
+        self._look()
+
+    def change_runs(self) -> None:
+        """Show the table after a person has changed it: a pin, a name, a comparison."""
+        self._tell_runs()
+        self.refresh()
+
+    def _tell_runs(self) -> None:
+        if not self.closed:
+            self._told.tell(runs=table.told(self._log))
 
     def show_error(self, error: Exception) -> None:
         """Show an exception on the page."""
@@ -561,7 +697,7 @@ class Page:
             what = f"the prediction for batch {config.batch_size} on {device}"
             self.say(f"{what} {texts.KEEPING}", lasts=True)
 
-        self._draw()
+        self._look()
         return wish
 
     def _add_kept(self, result: StepResult, limit_bytes: int | None) -> None:
@@ -578,16 +714,16 @@ class Page:
                 runs = [run for run in same if not run.is_predicted and run.prediction is None]
                 for run in runs:
                     self._log.change(run.number, prediction=with_numbers(estimate.result))
-                if runs and not self.closed:
-                    self._view.table.show()
+                if runs:
+                    self._tell_runs()
 
-            self._draw()
+            self._look()
 
     def _tell_prediction(self, text: str) -> None:
         with self.guarded(), self.lock:
             self._doing = text
             if not self.closed:
-                self._show_outlook()
+                self._tell_answer()
 
     def outlook(self) -> Outlook:
         """Return the best estimate so far for the settings on screen."""
@@ -603,39 +739,65 @@ class Page:
             is_being_made=self._asked.is_being_made,
         )
 
-    def _show_outlook(self) -> None:
-        now, limit = self.outlook(), self._asked.limit
-        if now.is_pending and now.question not in (None, self._looked):
-            return  # a lookup follows soon; clearing the numbers before it would make them flicker
-        if now.run is None and now.estimate is not None and now.estimate.may_need_replay(limit):
-            return  # as above
-
-        self._view.show_failure(self._failure(now))
-        self._view.show_printed(*now.printed)
+    def _tell_answer(self) -> None:
+        """Tell what is known of the settings on screen."""
+        now, limit, asked = self.outlook(), self._asked.limit, self._asked
         fit = now.fit(limit)
-        if self._asked.limit_problem:
+        if asked.limit_problem:
             fit = state.Verdict(state.OPEN, "the limit is not a size")
-        self._view.show_outlook(fit, now.costs())
-        self._view.show_stale(now.note())
+        question, capacity = now.question, asked.capacity
+        found = self.forecasts.recorded(question) if question else []
+        when, printed = now.printed
+        source = "run" if now.run else "prediction" if now.predicted else "none"
+        whose = choices.of_capacity(asked.device)
+        self._told.tell(
+            answer={
+                **self._move,
+                "workload": asked.name,
+                "device": asked.device,
+                "family": self._files.family(question) if question else None,
+                "steps": self._files.numbers(found),
+                "exact": now.estimate is not None and now.estimate.exact,
+                "limitBytes": limit,
+                "usableBytes": capacity,
+                "usableWords": f"{format_bytes(capacity)}: {whose}" if capacity else "none",
+                "ready": self._is_ready,
+                "keeps": not (asked.device_problem or asked.can_run),
+                "why": self._why_not_here,
+                "fit": fit.told,
+                "costs": now.costs(),
+                "source": source,
+                "run": now.run and now.run.number,
+                "note": now.note(),
+                "advice": self._advice(now, limit).told,
+                **self._lines(),
+                "divided": self.divided,
+                "failure": self._failure(now),
+                "printed": {"when": when, "text": printed} if printed else None,
+                "doing": self._doing,
+                "status": self._status,
+            }
+        )
+
+    def _advice(self, now: Outlook, limit: int | None) -> Line:
         try:
             said = self._said_of_division
-            advice = self._not_recorded() or now.advice(self._log.own, limit, said)
+            return self._not_recorded() or now.advice(self._log.own, limit, said)
         except Exception as error:  # the answer stands without it
-            advice = Line("")
-            self.show_error(error)
-        self._view.show_advice(advice)
+            self._said = Status(text=texts.error_text(error), kind=state.BAD)
+            return Line("")
 
-    def _failure(self, now: Outlook) -> tuple[str, str] | None:
+    def _failure(self, now: Outlook) -> dict[str, str] | None:
         """Return a title and a sentence if the model cannot be trained; None if it can."""
         name = self._asked.name
         facts = self._facts.get(name)
         if isinstance(facts, str):
-            return f"{name} cannot be built", facts
+            return {"title": f"{name} cannot be built", "sentence": facts}
         failed = now.failure
         if failed is None:
             return None
         how = "failed" if failed.source is Source.MEASURED else "fails"
-        return f"A training step of {name} {how}", failed.message
+        return {"title": f"A training step of {name} {how}", "sentence": failed.message}
 
     def _not_recorded(self) -> Line | None:
         """Return the closest recorded settings, where those on screen are not recorded."""
@@ -644,42 +806,53 @@ class Page:
         near = self._asked.nearest_recorded
         return recorded_line(self._asked.config, near, self._asked.recorded_sizes)
 
-    def _draw_pictures(self, _: object) -> None:
+    def _look_up(self, _: object) -> None:
         with self.guarded():
-            try:
-                self._draw_what_is_asked()
-            except Exception:
-                self._view.show_stale(texts.NOT_DRAWN)
-                raise
+            question, limit = self._asked.question, self._asked.limit
+            estimate = self.forecasts.look(question, limit) if question else None
+            if question != self._looked and self._looked is not None:
+                self._before = self._looked
+            is_asked = question is not None and self._requests.on_screen(question, estimate)
+            with self.lock:
+                self._estimate, self._looked = estimate, question
+                self._tell_answer()
 
-    def _draw_what_is_asked(self) -> None:
-        question, limit = self._asked.question, self._asked.limit
-        estimate = self.forecasts.look(question, limit) if question else None
-        if question != self._looked and self._looked is not None:
-            self._before = self._looked
-        is_asked = question is not None and self._requests.on_screen(question, estimate)
-        with self.lock:
-            self._estimate, self._looked = estimate, question
-            self._show_outlook()
-            where = (self._asked.name, self._view.device_name)
-            if question:
-                where = (question.workload_name, question.device)
-            now = self.outlook()
-            known = self.forecasts.known_of(question) if question else []
-            scene = now.scene(self._log, where, self._asked.limit, known)
+            self._keeper.settle()
+            self._requests.later()
+            self._show_panes()
+            self._looked_up()
+            if question and estimate and not is_asked and self.job is None:
+                self._requests.ahead(question, estimate, self._before)
+                self._find_effect(question.workload_name)  # for advice to divide the batch
+            self._elsewhere.refresh()
 
-        # before the pictures, since somebody may wait for it
-        self._keeper.settle()
-        self._requests.later()
-        self._view.pictures.draw(scene)
-        for error in self._view.pictures.failed:
-            self.show_error(error)
-        self._drawn()
-        self._garbage.note(self._view.pictures.num_drawn)
-        if question and estimate and not is_asked and self.job is None:
-            self._requests.ahead(question, estimate, self._before)
-            self._find_effect(question.workload_name)  # for advice to divide the batch
-        self._elsewhere.refresh()
+    def _show_panes(self) -> None:
+        now, limit = self.outlook(), self._asked.limit
+        run = now.run.result if now.run else None
+        at_peak = run if run is not None and run.peak_by_category else now.predicted
+        if self.panes.is_open("peak") and at_peak is not None:
+            self.panes.show(peak=peak_pane(at_peak, limit))
+        if self.panes.is_open("ranks"):
+            self.panes.show(ranks=ranks_pane(at_peak, limit))
+
+    # what a page asks for
+
+    def send(self, steps: Iterable[int], runs: Iterable[int], *, csv: bool) -> None:
+        """Send step files and runs by number, and all runs as a CSV file."""
+        with self.guarded():
+            for number in steps:
+                if (file := self._files.file(number)) is not None:
+                    self._told.send_step(number, file)
+            for number in runs:
+                if 0 < number <= len(self._log.runs):
+                    self._told.send_run(number, self._log.runs[number - 1].result)
+            if csv:
+                self._told.send_csv(table.as_csv(self._log.runs))
+
+    def step_files(self) -> list[str]:
+        """Return the step files of what is on screen in base64."""
+        question = self._asked.question
+        return self._files.as_text(self.forecasts.recorded(question)) if question else []
 
 
 # `Beside`: asks memlab what takes a while in a thread beside the kernel's, one thing at a
@@ -695,12 +868,11 @@ class Beside:
     """Asks on behalf of a pane of the page.
 
     Args:
-        view: of the panel.
         page: shows progress and sentences, and knows whether a run goes on.
     """
 
-    def __init__(self, view: View, page: Page) -> None:
-        self._view, self._page = view, page
+    def __init__(self, page: Page) -> None:
+        self._page = page
 
     def begin(self, job: FitJob | BaseJob) -> bool:
         """Take the turn of a job; return whether it was free."""
@@ -708,8 +880,6 @@ class Beside:
             if self._page.job is not None:
                 return False
             self._page.begin(job)
-            self._page.show_ready(True)
-            self._view.show_progress(0.0)
             self._page.forecasts.ahead([])  # they would take turns with it in the worker
             return True
 
@@ -756,7 +926,7 @@ class Beside:
     def _end(self) -> None:
         """Let the next job begin."""
         with self._page.lock:
-            self._page.job = None
-        self._view.show_progress(0.0)
+            self._page.end()
+        self._page.show_progress("", 0.0)
         self._page.refresh()
         prewarm()  # if the job was stopped, its worker is gone

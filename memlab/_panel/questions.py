@@ -132,6 +132,15 @@ class Estimate:
         return has_cache and self.result.memory_limit_bytes != limit_bytes
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Recorded:
+    """An answer from which a page computes others, and the plans of its memory budgets if known."""
+
+    question: Question
+    prediction: "Prediction"
+    frontier: "BudgetFrontier | None"
+
+
 # `Answers`: what the worker has answered.
 #
 # A question has the same answer as another one if both budgets have the same plan. What
@@ -198,15 +207,6 @@ class Answers:
         """Return the plans of a question if they are known, and if there is one that recomputes."""
         frontier = self._frontier_of(question)
         return frontier if frontier is not None and len(frontier.plans) > 1 else None
-
-    def of(self, workload_name: str, device: str) -> "list[Prediction]":
-        """Return every answer about a workload on a device."""
-        there = (workload_name, device)
-        return [
-            prediction
-            for question, prediction in self._kept.items()
-            if (question.workload_name, question.device) == there
-        ]
 
     def add(self, question: Question, prediction: "Prediction") -> None:
         """Keep a new answer, which nobody doubts."""
@@ -489,11 +489,16 @@ class Forecasts:
             found = self._estimator.best(question) if is_exact else None
         return None if found is None else found.result
 
-    def known_of(self, question: Question) -> list[StepResult]:
-        """Return every prediction with numbers for the workload and device of a question."""
+    def recorded(self, question: Question) -> list[Recorded]:
+        """Return what a page can compute a question and its relatives from, the newest last."""
         with self._condition:
-            found = self._answers.of(question.workload_name, question.device)
-        return [one.result for one in found if one.result.outcome is Outcome.OK]
+            return [
+                Recorded(question=known, prediction=one, frontier=self._answers.plans_of(known))
+                for known, one in self._answers.kept.items()
+                if known.relatives == question.relatives
+                and one.size_model is not None
+                and one.result.outcome is Outcome.OK
+            ]
 
     def doubt(self, measured: StepResult) -> None:
         """Predict a workload on a device again if a measured run contradicts the predicted time.

@@ -1,24 +1,21 @@
 """`Runner`: measures what is on screen, for the button Run in a thread and for code in its cell."""
 
 import contextlib
-import html
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from memlab._panel import choices, state
 from memlab._panel.asked import Asked
+from memlab._panel.catalog import label, words
 from memlab._panel.choices import quantized_base
-from memlab._panel.controls import label, words
 from memlab._panel.job import BaseJob, FitJob, PanelJob, Throttle
 from memlab._panel.outlook import MAKING, with_numbers
 from memlab._panel.page import Beside, Page
 from memlab._panel.questions import Question
 from memlab._panel.runs import Run, RunLog
 from memlab._panel.state import setting_words
-from memlab._panel.view import COMPARE, MOST_CLOSE, MOST_FITTING, View, row_html
-from memlab._util.tables import columns_table
 from memlab._util.units import format_bytes, signed_bytes
 from memlab.config import StepConfig
 from memlab.devices.here import resolve_device
@@ -40,14 +37,13 @@ class Runner:
     """Starts and stops the runs of a panel, of which there is one at a time.
 
     Args:
-        view: of the panel.
-        asked: reads what is on screen.
+        asked: the settings on screen.
         log: takes the results.
         page: shows them.
     """
 
-    def __init__(self, view: View, asked: Asked, log: RunLog, page: Page) -> None:
-        self._view, self._asked, self._log, self._page = view, asked, log, page
+    def __init__(self, asked: Asked, log: RunLog, page: Page) -> None:
+        self._asked, self._log, self._page = asked, log, page
 
     def start(self) -> None:
         """Measure what is on screen in a thread, or keep its prediction for a device elsewhere.
@@ -90,7 +86,7 @@ class Runner:
             raise
         except KeyboardInterrupt:
             self._page.say("interrupted", state.OPEN)
-            self._view.show_progress(0.0)
+            self._page.show_progress("", 0.0)
             raise
         finally:
             self._end(job)
@@ -126,13 +122,11 @@ class Runner:
                 device=device if is_recorded(device) else str(resolve_device(device)),
                 memory_limit=self._asked.typed_limit,
                 limit_bytes=self._asked.limit,
-                check_gradients=self._view.check.value,
+                check_gradients=self._asked.checks_gradients,
                 by_cell=by_cell,
             )
             page.begin(job)
             page.forecasts.hold(True)
-            page.show_ready(True)
-            self._view.show_progress(0.0)
             return job
 
     def _measure(self, job: PanelJob) -> Run:
@@ -161,7 +155,7 @@ class Runner:
     def _end(self, job: PanelJob) -> None:
         with self._page.lock:
             if self._page.job is job:
-                self._page.job = None
+                self._page.end()
         self._page.forecasts.hold(False)
         self._page.refresh()
         prewarm()  # if this run stopped its worker, the next one does not wait for another
@@ -175,6 +169,7 @@ class Runner:
 # person has changed stays.
 
 PATIENCE = 20  # seconds
+MOST_FITTING, MOST_CLOSE = 5, 3  # of the list
 SEARCHED_ANEW = ("memory_budget", "accumulation_steps")
 CHANGED_MEANWHILE = (
     "the settings were changed during the search, so nothing was moved; what fits is listed below "
@@ -182,32 +177,21 @@ CHANGED_MEANWHILE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Former:
-    """What *Undo* brings back: settings, what an earlier search had set of them, and for what."""
-
-    settings: dict[str, Any]
-    moved: dict[str, Any]
-    place: tuple[str, str]
-
-
 class Fitting:
     """Searches on behalf of the button, one search at a time.
 
     Args:
-        view: of the panel.
-        asked: reads what is on screen.
+        asked: the settings on screen.
         page: shows progress and sentences, and knows whether a run goes on.
     """
 
-    def __init__(self, view: View, asked: Asked, page: Page) -> None:
-        self._view, self._asked, self._page = view, asked, page
-        self._beside = Beside(view, page)
+    def __init__(self, asked: Asked, page: Page) -> None:
+        self._asked, self._page = asked, page
+        self._beside = Beside(page)
         self._job: FitJob | None = None  # of the answer
+        self._answer, self._notes = "", tuple[str, ...]()
         self._found: list[StepResult] = []  # by row
-        self._moved: dict[str, Any] = {}  # what a search has set, by field
-        self._former: _Former | None = None
-        self._set: dict[str, Any] = {}  # where the sliders were moved last
+        self._moved: set[tuple[str, Any]] = set()  # what searches have set
 
     def start(self) -> None:
         """Search in a thread for what is on screen; what cannot be searched is said."""
@@ -224,16 +208,9 @@ class Fitting:
                 self._page.say(f"{GOING_ON}; press Fit for me again once it has ended")
                 return
 
-            self._job, self._found = None, []
-            said = f"Searching for about {PATIENCE} s; Stop ends it, and moves nothing."
-            self._view.fit.show(said, _about(job))
-            self._view.open_fit()
-            self._beside.ask(
-                job,
-                partial(_searched, job),
-                partial(self._arrived, job),
-                lambda text: self._view.fit.show(text, _about(job)),
-            )
+            self._job, self._found, self._notes = job, [], ()
+            self._tell(f"Searching for about {PATIENCE} s; Stop ends it, and moves nothing.")
+            self._beside.ask(job, partial(_searched, job), partial(self._arrived, job), self._tell)
 
     def use(self, at: int) -> None:
         """Move the sliders to a setting that was found."""
@@ -241,43 +218,35 @@ class Fitting:
             if self._job is not None and at < len(self._found) and not self._is_past(self._job):
                 self._move(self._job, self._found[at])
 
-    def undo(self) -> None:
-        """Bring back the settings as they were before the sliders were moved."""
-        with self._page.guarded():
-            if self._former is None:
-                return
-            former, self._former = self._former, None
-            self._moved = former.moved
-            self._view.controls.set(former.settings)
-            self._page.say("the settings are as they were before Fit for me")
-
     def refresh(self) -> None:
         """Say whether the answer is still one to what is on screen, after any change of that."""
-        with self._page.guarded():
-            job, here = self._job, self._asked.question
-            is_past = job is None or self._is_past(job)
-            configs = [found.config for found in self._found]
-            is_there = here is not None and here.config in configs and not is_past
-            at = configs.index(here.config) if here is not None and is_there else None
-            self._view.fit.mark(at, allowed=not is_past)
-            self._view.fit.show_past(job is not None and is_past)
-            if self._former and here and _place(here) != self._former.place:
-                self._former = None  # those settings are of another model or device
-            self._view.fit.offer_undo(self._former is not None)
+        if self._job is not None:
+            with self._page.guarded():
+                self._tell(self._answer)
+
+    def _tell(self, answer: str) -> None:
+        """Show an answer in a sentence, with what was found."""
+        self._answer, job, here = answer, self._job, self._asked.question
+        if job is None:
+            return
+        is_past = self._is_past(job)
+        rows = [
+            {
+                "settings": _settings(found),
+                "price": _price(found, self._found[0]),
+                "isClose": found.fit is FitStatus.TOO_CLOSE,
+                "isHere": not is_past and here is not None and here.config == found.config,
+            }
+            for found in self._found
+        ]
+        told = {"answer": answer, "about": _about(job), "isPast": is_past, "rows": rows}
+        self._page.panes.show(fit={**told, "notes": list(self._notes)})
 
     def _arrived(self, job: FitJob, ranked: Recommendations) -> None:
         """Show what was found, and go there unless something was changed meanwhile."""
         close = [one.result for one in ranked.too_close[:MOST_CLOSE]]
-        self._job, self._found = job, [*(one.result for one in ranked), *close]
-        rows = [
-            row_html(
-                _settings(found),
-                _price(found, self._found[0]),
-                is_close=found.fit is FitStatus.TOO_CLOSE,
-            )
-            for found in self._found
-        ]
-        self._view.fit.show(_sentence(ranked), _about(job), rows, ranked.notes)
+        self._found, self._notes = [*(one.result for one in ranked), *close], ranked.notes
+        self._answer = _sentence(ranked)
         is_same = (self._asked.question, self._asked.limit) == (job.question, job.limit_bytes)
         if not is_same:
             self._page.say(CHANGED_MEANWHILE, state.WARN)
@@ -288,28 +257,20 @@ class Fitting:
         self.refresh()
 
     def _move(self, job: FitJob, found: StepResult) -> None:
-        """Set the controls, and remember how they were."""
-        settings, target = self._view.controls.settings(), state.from_config(found.config)
-        if settings != self._set:  # by a person, since the sliders were moved last
-            self._former = None
-        if self._former is None and target != settings:
-            place = _place(job.question)
-            self._former = _Former(settings=settings, moved=self._moved, place=place)
-        base = job.base.config
-        self._moved = {
-            field: value for field, value in target.items() if value != getattr(base, field)
+        """Move the sliders; the page undoes it as any other move."""
+        target, base = state.from_config(found.config), job.base.config
+        self._moved |= {
+            (field, value) for field, value in target.items() if value != getattr(base, field)
         }
-        self._view.controls.set(target)
-        self._set = self._view.controls.settings()
+        self._page.change(target)
         is_close = found.fit is FitStatus.TOO_CLOSE
         kind = state.WARN if is_close else state.GOOD
         self._page.say(f"moved to {_settings(found)}: {_price(found, found)}, predicted", kind)
-        self.refresh()
 
     def _base(self, config: StepConfig) -> StepConfig:
         """Return a config with what is to be searched at its default."""
         default = StepConfig()
-        free = {f for f, value in self._moved.items() if getattr(config, f) == value}
+        free = {field for field, value in self._moved if getattr(config, field) == value}
         with contextlib.suppress(ConfigError):  # a person's own setting may need one of these
             config = replace(config, **{f: getattr(default, f) for f in free})
         return replace(config, **{f: getattr(default, f) for f in SEARCHED_ANEW})
@@ -335,10 +296,6 @@ def _searched(job: FitJob, tell: Throttle) -> Recommendations:
         on_progress=tell,
         cancel=job.cancel,
     )
-
-
-def _place(question: Question) -> tuple[str, str]:
-    return question.workload_name, question.device
 
 
 def _about(job: FitJob) -> str:
@@ -410,23 +367,23 @@ def _price(result: StepResult, fastest: StepResult) -> str:
 # The answer is `memlab.compare_base`, by prediction alone. It changes nothing on screen; a
 # change that may help is a click.
 
-HEADS = ("at the peak", "difference", "why")
+AGAIN = "once it has ended, open this again"
 
 
 class BaseEffect:
     """Compares on behalf of the pane, one comparison at a time.
 
     Args:
-        view: of the panel.
-        asked: reads what is on screen, and sets the choices of a workload.
+        asked: the settings on screen.
         page: shows progress and sentences, and knows whether a run goes on.
     """
 
-    def __init__(self, view: View, asked: Asked, page: Page) -> None:
-        self._view, self._asked, self._page = view, asked, page
-        self._beside = Beside(view, page)
+    def __init__(self, asked: Asked, page: Page) -> None:
+        self._asked, self._page = asked, page
+        self._beside = Beside(page)
         self._job: BaseJob | None = None  # of the answer
-        self._remedies: tuple[BaseRemedy, ...] = ()  # by row
+        self._answer = "Not compared yet."
+        self._found: BaseComparison | None = None
 
     def start(self) -> None:
         """Compare in a thread what is on screen, unless the answer to that is there."""
@@ -436,15 +393,12 @@ class BaseEffect:
                 return
             job = BaseJob(workload=self._asked.workload, question=question)
             if not self._beside.begin(job):
-                text = f"{GOING_ON}; press {COMPARE} once it has ended"
-                self._page.say(text)
-                if self._job is None:
-                    self._view.base.show(text, "")
+                self._page.say(f"{GOING_ON}; {AGAIN}")
+                self._tell(f"{GOING_ON}; {AGAIN}")
                 return
 
-            self._job, self._remedies = job, ()
-            self._view.base.show("Comparing; Stop ends it.", _about_base_effect(job))
-            self.refresh()
+            self._job, self._found = job, None
+            self._tell("Comparing; Stop ends it.")
 
             def ask(tell: Throttle) -> BaseComparison:
                 config, device = question.config, question.device
@@ -457,24 +411,20 @@ class BaseEffect:
     def use(self, at: int) -> None:
         """Set the controls as a change that may help has them."""
         with self._page.guarded():
-            if self._job is None or self._is_past or at >= len(self._remedies):
+            job, found = self._job, self._found
+            if job is None or found is None or self._is_past or at >= len(found.remedies):
                 return
-            remedy = self._remedies[at]
-            if choices := _other_choices(remedy, self._job):
-                self._asked.set({"choices": choices})
-            self._view.controls.set(_other_settings(remedy, self._job))
-            self._page.say(f"set {_name(remedy, self._job)}: {remedy.effect}, predicted")
+            remedy = found.remedies[at]
+            choices = _other_choices(remedy, job)
+            changes = {"choices": choices} if choices else {}
+            self._page.change({**changes, **_other_settings(remedy, job)})
+            self._page.say(f"set {_name(remedy, job)}: {remedy.effect}, predicted")
 
     def refresh(self) -> None:
         """Say whether the answer is one to what is on screen, after any change of that."""
-        with self._page.guarded():
-            if not self._asked.choices_problem:
-                self._view.base.offer(quantized_base(self._asked.given))
-            self._view.base.mark(
-                can_ask=self._can_ask,
-                is_past=self._job is not None and self._is_past,
-                usable=[remedy.nbytes is not None for remedy in self._remedies],
-            )
+        if self._job is not None:
+            with self._page.guarded():
+                self._tell(self._answer)
 
     @property
     def _can_ask(self) -> bool:
@@ -488,24 +438,37 @@ class BaseEffect:
         """Whether the answer is of other settings than those on screen."""
         return self._job is None or self._asked.question != self._job.question
 
-    def _arrived(self, found: BaseComparison) -> None:
-        job = self._job
-        assert job is not None
-        self._remedies = found.remedies
-        rows = [[part.name, signed_bytes(part.nbytes), part.why] for part in found.parts]
-        self._view.base.show(
-            f"{found.message[:1].upper()}{found.message[1:]}.",
-            _about_base_effect(job),
-            columns_table(HEADS, rows),
-            [_row(remedy, job) for remedy in found.remedies],
+    def _tell(self, answer: str) -> None:
+        """Show an answer in a sentence, with the causes and the changes that may help."""
+        self._answer, job, found = answer, self._job, self._found
+        parts, remedies = (found.parts, found.remedies) if found else ((), ())
+        self._page.panes.show(
+            base={
+                "answer": answer,
+                "about": _about_base_effect(job) if job else "",
+                "isPast": job is not None and self._is_past,
+                "canAsk": self._can_ask,
+                "causes": [[part.name, signed_bytes(part.nbytes), part.why] for part in parts],
+                "rows": [
+                    {
+                        "name": _name(remedy, job),
+                        "effect": remedy.effect,
+                        "leads": remedy.nbytes is not None,
+                    }
+                    for remedy in remedies
+                    if job is not None
+                ],
+            }
         )
+
+    def _arrived(self, found: BaseComparison) -> None:
+        self._found = found
+        self._tell(f"{found.message[:1].upper()}{found.message[1:]}.")
         self._page.say(found.message)
-        self.refresh()
 
     def _failed(self, text: str) -> None:
-        job, self._job = self._job, None  # it can be asked again
-        self._view.base.show(text, _about_base_effect(job) if job else "")
-        self.refresh()
+        self._job = None  # it can be asked again
+        self._tell(text)
 
 
 def _about_base_effect(job: BaseJob) -> str:
@@ -537,7 +500,3 @@ def _name(remedy: BaseRemedy, job: BaseJob) -> str:
     settings = [setting_words(*item) for item in _other_settings(remedy, job).items()]
     chosen = [f"{label(name)}: {words(to)}" for name, to in _other_choices(remedy, job).items()]
     return ", ".join([*chosen, *settings])
-
-
-def _row(remedy: BaseRemedy, job: BaseJob) -> str:
-    return f"<b>{html.escape(_name(remedy, job))}</b>: {html.escape(remedy.effect)}"

@@ -10,13 +10,19 @@ import base64
 import html
 import json
 import os
-from collections.abc import Iterator, Sequence
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from memlab import plots
+from memlab._panel import choices, table
+from memlab._panel.job import Latest
 from memlab._panel.joined import PAGE, joined
-from memlab._panel.state import GOOD, gradient_verdict
+from memlab._panel.state import GOOD, describe, gradient_verdict
+from memlab._util.tables import columns_table
 from memlab._util.units import shown as shown_value
 from memlab._version import __version__
 from memlab.api import accumulation_effect, inspect_workload, predict_with_size_model
@@ -24,11 +30,14 @@ from memlab.config import BudgetEngine, Checkpointing, StepConfig
 from memlab.errors import ConfigError
 from memlab.prediction.plans import known_frontier
 from memlab.prediction.step_file import packed
-from memlab.result import Outcome, outcome_checked
+from memlab.result import Outcome, Source, StepResult, outcome_checked
 from memlab.techniques import every
 from memlab.techniques.every import CONTROLS
 
 if TYPE_CHECKING:
+    from memlab._panel.asked import Asked
+    from memlab._panel.page import Page
+    from memlab._panel.runs import RunLog
     from memlab.prediction.predict import Prediction
     from memlab.workload import Workload
 
@@ -124,15 +133,26 @@ def _others(config: StepConfig) -> Iterator[StepConfig]:
         yield replace(config, memory_budget=1.0 if config.memory_budget < 1.0 else SOME_BUDGET)
 
 
-def payload_of(shown: SavedStep, predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """Return what the page is given, as plain JSON types."""
+def payload_of(
+    shown: SavedStep,
+    steps: Sequence[str],
+    number_format: str,
+    runs: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return what the page is given, as plain JSON types.
+
+    Args:
+        shown: the step.
+        steps: files of it and of its relatives, in base64.
+        number_format: of its model.
+        runs: the table of runs, as `table.told` returns it; None for none.
+    """
     config = shown.config
     fixed = [
         (control.label, control.in_words(getattr(config, field)))
         for field, control in CONTROLS.items()
         if field not in ON_SLIDERS and getattr(config, field) != getattr(StepConfig(), field)
     ]
-    formats = predictions[0].result.number_format
     return {
         "workload": shown.workload.name,
         "device": shown.device,
@@ -143,18 +163,23 @@ def payload_of(shown: SavedStep, predictions: Sequence[Prediction]) -> dict[str,
             "accumulationSteps": config.accumulation_steps,
             "memoryBudget": config.memory_budget,
         },
-        "fixed": [("Number format", formats), *(f for f in fixed if f[0] != "Precision")],
+        "fixed": [("Number format", number_format), *(f for f in fixed if f[0] != "Precision")],
         "divided": shown.divided,
         "code": shown.code,
         "made": f"made by memlab {__version__}",
-        "steps": [base64.b64encode(_packed(shown, one)).decode() for one in predictions],
+        "steps": list(steps),
+        "runs": runs,
     }
 
 
-def _packed(shown: SavedStep, prediction: Prediction) -> bytes:
-    config = prediction.result.config
-    device = prediction.result.device
-    return packed(prediction, known_frontier(shown.workload, config, device, seed=0), config)
+def files_of(workload: Workload, predictions: Sequence[Prediction]) -> list[str]:
+    """Return the files of predictions in base64."""
+    found = []
+    for one in predictions:
+        config, device = one.result.config, one.result.device
+        frontier = known_frontier(workload, config, device, seed=0)
+        found.append(base64.b64encode(packed(one, frontier, config)).decode())
+    return found
 
 
 def divided_words(workload: Workload) -> str:
@@ -173,20 +198,162 @@ def as_document(payload: dict[str, Any], still: str) -> str:
         still: the answer in words, for where no script runs.
     """
     title = html.escape(f"{payload['workload']} on {payload['device']}: memory of a step")
-    data = json.dumps(payload, separators=(",", ":")).replace("<", "\\u003c")
-    script = joined("app.js").replace("</script", "<\\/script")
+    body = _mounted("step", f"<p>{html.escape(still)}</p>", payload, keeps_link=True)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><title>{title}</title>'
-        f"<style>{(PAGE / 'page.css').read_text('utf-8')}</style></head>"
-        f'<body><div id="step"><p>{html.escape(still)}</p></div>'
-        f'<script type="application/json" id="data">{data}</script>'
-        f'<script type="module">\n{script}\n'
-        "const root = document.getElementById('step');\n"
-        "const link = { hash: location.hash, "
-        "setHash: (hash) => history.replaceState(null, '', hash) };\n"
-        "mount(root, JSON.parse(document.getElementById('data').textContent), link)"
-        ".catch((error) => root.append(error.message));\n"
-        "</script></body></html>\n"
+        f"</head><body>{body}</body></html>\n"
     )
+
+
+def _mounted(name: str, still: str, payload: dict[str, Any], *, keeps_link: bool) -> str:
+    """Return an element and the script that shows a step in it.
+
+    In a notebook the script leaves it to a panel beside it that lives.
+
+    Args:
+        name: of the element.
+        still: what it holds where no script runs, as HTML.
+        payload: of `payload_of`.
+        keeps_link: whether the address of the page holds the settings.
+    """
+    data = json.dumps(payload, separators=(",", ":")).replace("<", "\\u003c")
+    script = joined("app.js").replace("</script", "<\\/script")
+    link = (
+        "{ hash: location.hash, setHash: (hash) => history.replaceState(null, '', hash) }"
+        if keeps_link
+        else "undefined"
+    )
+    return (
+        f"<style>{(PAGE / 'page.css').read_text('utf-8')}</style>"
+        f'<div id="{name}" class="ml-still">{still}</div>'
+        f'<script type="module">\n{script}\n'
+        f"const root = document.getElementById('{name}');\n"
+        "const beside = root?.closest('.jp-OutputArea');\n"
+        "if (root && !beside?.querySelector('.ml-live'))\n"
+        f"  mount(root, {data}, {link})\n"
+        "  .catch((error) => root.append(error.message));\n"
+        "</script>"
+    )
+
+
+# What a saved notebook keeps of a panel: the step, which lives there too, and its runs.
+
+EMPTY = "memlab panel: nothing is known yet. With a kernel, run this cell again."
+REST_SECONDS = 1.0  # that settings rest before the output is renewed
+PICTURE_SIZE = (9.0, 4.0)
+
+
+class Update(Protocol):
+    """An output that can be replaced in place."""
+
+    def update(self, bundle: Mapping[str, Any], *, raw: bool) -> None:
+        """Show this MIME bundle instead."""
+
+
+class Still:
+    """The output of a panel that a notebook saves, renewed in a thread once something is new.
+
+    Args:
+        asked: the settings on screen.
+        page: knows what is predicted for them.
+        log: of the runs.
+    """
+
+    def __init__(self, asked: Asked, page: Page, log: RunLog) -> None:
+        self._asked, self._page, self._log = asked, page, log
+        self._output: Update | None = None
+        self._shown: object = None  # what it shows, to be compared
+        self._name = f"memlab-{uuid.uuid4().hex[:8]}"
+        self._renew = Latest(self._renew_after_rest)
+
+    def show(
+        self, plain: Mapping[str, str], display: Callable[[Mapping[str, Any]], Update]
+    ) -> None:
+        """Show what is known by now as an output of the running cell.
+
+        Args:
+            plain: the rest of its MIME bundle.
+            display: shows it and returns the output.
+        """
+        self._plain, self._shown = plain, self._key
+        self._output = display({**plain, "text/html": self.html()})
+
+    def renew(self) -> None:
+        """Renew the output soon, if what is on screen or on the table is new."""
+        if self._output is not None and self._key != self._shown:
+            self._renew()
+
+    def close(self) -> None:
+        """Renew nothing more."""
+        self._renew.close()
+
+    @property
+    def _key(self) -> object:
+        runs = [(run.number, run.name, run.report, run.prediction) for run in self._log.visible]
+        return self._asked.question, self._asked.limit, runs
+
+    def _renew_after_rest(self, _: object) -> None:
+        with self._page.guarded():
+            key = self._key
+            time.sleep(REST_SECONDS)
+            if self._key == key and self._output is not None and self._result is not None:
+                self._shown = key
+                self._output.update({**self._plain, "text/html": self.html()}, raw=True)
+
+    @property
+    def _result(self) -> StepResult | None:
+        """The run or prediction on screen, or else the last run."""
+        now = self._page.outlook()
+        found = now.run.result if now.run else now.predicted
+        return found or (now.last.result if now.last else None)
+
+    def html(self) -> str:
+        """Return the output: the step where scripts run, else a picture, and the table of runs."""
+        result, runs = self._result, table.told(self._log)
+        if result is None:
+            return f'<div class="ml-still"><p>{html.escape(EMPTY)}</p></div>'
+        where = "predicted for" if result.source is Source.PREDICTED else "on"
+        title = f"{result.workload_name}, {where} {result.device}: {describe(result)}"
+        said = f"<p><b>{html.escape(title)}</b></p><p>{html.escape(result.message)}</p>"
+        still = f"{said}{self._picture(result)}{_plain_table(runs)}"
+        steps = self._page.step_files()
+        if not steps:
+            return f'<div class="ml-still">{still}</div>'
+        shown = SavedStep(
+            workload=self._asked.workload,
+            device=choices.name_of(self._asked.device),
+            config=self._asked.config,
+            limit=self._asked.limit_text,
+            usable_bytes=self._asked.capacity,
+            divided=self._page.divided,
+            code=self._asked.source(),
+        )
+        payload = payload_of(shown, steps, result.number_format, runs)
+        return _mounted(self._name, still, payload, keeps_link=False)
+
+    def _picture(self, result: StepResult) -> str:
+        if result.timeline is None or not len(result.timeline):
+            return ""
+        compared = self._log.compared_run
+        beside = None if compared is None or compared.result is result else compared
+        figure = plots.timeline(
+            result,
+            limit_bytes=self._asked.limit,
+            size=PICTURE_SIZE,
+            compare=beside.result if beside else None,
+            compare_label=beside.label if beside else "",
+        )
+        picture = base64.b64encode(plots.to_png(figure)).decode()
+        return f'<img alt="{html.escape(str(result))}" src="data:image/png;base64,{picture}">'
+
+
+def _plain_table(runs: Mapping[str, Any]) -> str:
+    """Return the table of runs as HTML without style; "" without a run."""
+    heads = [column["name"] for column in runs["columns"]]
+    rows = [
+        [cell if isinstance(cell, str) else cell["text"] for cell in row["cells"]]
+        for row in reversed(runs["rows"])
+    ]
+    return columns_table(heads, rows)

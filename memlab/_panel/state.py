@@ -5,7 +5,6 @@ box), so settings are a mapping by field name until `to_config` turns them into 
 """
 
 import functools
-import html
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ PRECISIONS = tuple(Precision)
 FIELDS = tuple(CONTROLS)
 DESCRIBED = ("memory_budget", "batch_size", "accumulation_steps", "precision")
 SAID_TOGETHER = ("sharding", "world_size")
+OWN = "own"  # what a page is told of a person's own function
 HEADER_FIELDS = ("workload", "device", "memory_limit", "check_gradients")
 OTHER_FIELDS = (*HEADER_FIELDS, "choices", "sample_size")
 """What can be set that is no field of a config."""
@@ -153,6 +153,28 @@ def parse_number(text: str, kind: type[int] | type[float]) -> Any:
         return text.strip()
 
 
+def from_page(field: str, sent: Any, here: Any) -> Any:
+    """Return the value of a field that a page has sent; what it cannot mean is a wrong number.
+
+    Args:
+        field: of a config.
+        sent: plain JSON.
+        here: the value on screen, which stays if it is a person's own function.
+    """
+    kind = type(getattr(StepConfig(), field))
+    if kind in (int, float):
+        if isinstance(sent, str):
+            return parse_number(sent, kind)
+        return kind(sent) if isinstance(sent, int | float) and sent == kind(sent) else str(sent)
+    if sent == OWN and callable(here):
+        return here
+    if not offered(field):
+        return bool(sent)
+    is_bool = isinstance(sent, bool)  # which is a number to Python
+    same = (one for one in offered(field) if one == sent and isinstance(one, bool) is is_bool)
+    return next(same, sent)
+
+
 def largest_accumulation(batch_size: int) -> int:
     """Return the largest power of two up to the batch size."""
     return 1 << (batch_size.bit_length() - 1)
@@ -218,24 +240,24 @@ OUTCOME_WORDS = {
 }
 GOOD, BAD, OPEN, WARN = "good", "bad", "open", "warn"
 WORTH_SAYING = 0.02  # of the peak: how much less a step must need than it takes
-SYMBOLS = {GOOD: "✔", BAD: "✖", OPEN: "○", WARN: "▲"}
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A judgement: `kind` is one of GOOD, BAD, OPEN, WARN, and chooses colour and symbol."""
+    """A judgement: `kind` is one of GOOD, BAD, OPEN, WARN, and chooses colour and symbol.
+
+    Attributes:
+        detail: shown by hover.
+    """
 
     kind: str
     text: str
     detail: str = ""
 
-    def html(self) -> str:
-        """Return it with its colour class and symbol; the detail becomes the tooltip."""
-        title = f' title="{html.escape(self.detail)}"' if self.detail else ""
-        return (
-            f'<span class="memlab-verdict memlab-{self.kind}"{title}>'
-            f'<span aria-hidden="true">{SYMBOLS[self.kind]}</span> {html.escape(self.text)}</span>'
-        )
+    @property
+    def told(self) -> dict[str, str]:
+        """What the page is told."""
+        return {"kind": self.kind, "text": self.text, "detail": self.detail}
 
 
 def gradient_verdict(

@@ -4,25 +4,27 @@ Every line says what a setting means now, in samples, bytes or percent. The line
 of the settings on screen and of the workload; none of them measures anything.
 """
 
-import html
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib import resources
+from typing import Any
 
 import torch
 
 from memlab._panel.state import (
     BAD,
     OPEN,
-    SYMBOLS,
+    OWN,
     WARN,
     Settings,
     Verdict,
     dividing_accumulation,
     gradient_verdict,
+    is_sharded,
     largest_accumulation,
     nearest_batch,
+    problems,
+    setting_words,
     to_config,
 )
 from memlab._util.units import MIB, TIB, format_bytes, parse_bytes, with_unit
@@ -58,16 +60,25 @@ class Line:
     remedy: tuple[str, Mapping[str, object]] | None = None
     kind: str = OPEN
 
-    def html(self) -> str:
-        """Return the line; a warning has a symbol beside its colour."""
-        symbol = (
-            "" if self.kind == OPEN else f'<span aria-hidden="true">{SYMBOLS[self.kind]}</span> '
-        )
-        verdict = f" {self.verdict.html()}" if self.verdict else ""
-        return (
-            f'<div class="memlab-line memlab-line-{self.kind}" title="{html.escape(self.text)}">'
-            f"{symbol}{html.escape(self.text)}{verdict}</div>"
-        )
+    @property
+    def told(self) -> dict[str, Any]:
+        """What the page is told."""
+        remedy = self.remedy and {"label": self.remedy[0], "fields": as_json(self.remedy[1])}
+        verdict = self.verdict and self.verdict.told
+        return {"text": self.text, "kind": self.kind, "verdict": verdict, "remedy": remedy}
+
+
+def as_json(fields: Mapping[str, object]) -> dict[str, Any]:
+    """Return settings as plain JSON types; a person's own function is `OWN`."""
+    return {name: OWN if callable(value) else _plain(value) for name, value in fields.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, str):
+        return str(value)  # of an enumeration too
+    return list(value) if isinstance(value, tuple) else value
 
 
 OF_OPTIMIZER = (
@@ -90,7 +101,6 @@ MORE = tuple(technique for technique in EVERY if technique not in (*OF_OPTIMIZER
 
 
 NOT_SPLIT = "the batch is not split"
-NOT_DRAWN = "this picture cannot be drawn"
 
 
 def budget_line(settings: Settings, facts: WorkloadFacts | None, setup: Setup) -> Line:
@@ -428,33 +438,83 @@ def error_text(error: Exception) -> str:
     return f"{text}; this is a bug in memlab, not in your settings: run the cell again"
 
 
-# What the browser is given, from `panel.css` and `access.js`; sentences that several files say.
-#
-# The stylesheet takes JupyterLab's theme variables, with values for pages without them.
-# Everything is
-# scoped under `.memlab-panel`, but for the rule that hides the still picture beside it. Boxes
-# have
-# fixed heights, so that nothing moves that was not touched. The breakpoints ask for the width
-# of the
-# panel, not of the window.
-#
-# The script is for people who use a keyboard or a screen reader. ipywidgets gives the handle of a
-# slider no name and announces its position (6) where a person needs the value (64), which a
-# class of
-# the slider lists for each position. Its toggles do not say whether they are pressed, and a key
-# that
-# is pressed on one of them is also a shortcut of the notebook (`d d` deletes the cell). None of
-# this
-# can be changed from Python. The script comes with the output that a saved notebook keeps;
-# where a
-# page does not run it, the panel works as before.
+# Sentences that several files say.
 
 RUN_BY_CELL = "a cell is running it: interrupt the kernel to stop it"
 PLAYED_BACK = "is another machine: Run shows what was measured there"
 NOT_HERE = "is not in this machine: you can keep its predictions, not run it"
 KEEPING = "is added to the table as soon as it is exact"
-GONE = "The kernel was restarted or has died: run this cell again to get a working panel."
 
-_HERE = resources.files(__package__)
-CSS = "\n" + _HERE.joinpath("panel.css").read_text(encoding="utf-8")
-SCRIPT = f"<script>{_HERE.joinpath('access.js').read_text(encoding='utf-8').strip()}</script>"
+
+# The line beside the number of ranks, and the button that shows it. Pure functions.
+
+ALONE = "one device trains by itself; a sharding divides the step over several"
+TWO = ("2 ranks", {"world_size": 2})
+REMEDIES: tuple[Mapping[str, object], ...] = (
+    {"shard_group_size": 8},
+    {"shard_group_size": 4},
+    {"shard_group_size": 2},
+    {"tensor_parallel_size": 1},
+    {"world_size": 2},
+    {"world_size": 2, "shard_group_size": 2},
+)
+"""What may make ranks go together, the one that changes least first."""
+
+
+def ranks_line(
+    settings: Settings,
+    wrong: Mapping[str, str],
+    setup: Setup,
+    *,
+    is_here: bool,
+    num_cards: int | None = None,
+) -> Line:
+    """Explain who computes and keeps what, or why these ranks are not possible.
+
+    Args:
+        settings: on screen.
+        wrong: the error of each setting that is not allowed, by field.
+        setup: the same settings, with defaults in place of wrong ones.
+        is_here: whether the device is in this machine, so that Run starts real ranks.
+        num_cards: of the cluster on screen; None if the device is none.
+    """
+    if "world_size" in wrong:
+        return Line(wrong["world_size"], remedy=_remedy(settings, num_cards), kind=BAD)
+    if not is_sharded(settings):
+        return Line(ALONE) if num_cards is None else _unused_line(num_cards)
+    if wrong:
+        return Line("needs valid settings above first")
+    if refused := refusal_line((RANK_FIELDS,), setup):
+        return refused
+    if setup.config.world_size == 1:
+        return Line(RANK_FIELDS.says(setup), remedy=TWO, kind=WARN)
+
+    most = sharding.most_ranks(setup.device) if is_here else None
+    if most is not None and setup.config.world_size > most:
+        at_most = f"; Run starts at most {most} ranks on this machine, so this is predicted only"
+        return Line(RANK_FIELDS.says(setup) + at_most, kind=WARN)
+    return Line(RANK_FIELDS.says(setup))
+
+
+def ranks_label(settings: Settings) -> str:
+    """Return the label of the button that shows the controls of ranks, which says what is set."""
+    if not is_sharded(settings):
+        return "Ranks (one device)"
+    return f"Ranks ({settings['sharding']} x {settings['world_size']})"
+
+
+def _unused_line(num_cards: int) -> Line:
+    """Return that a sharding would use all cards of a cluster, with a button for one."""
+    every: Mapping[str, object] = {"sharding": "zero3", "world_size": num_cards}
+    text = f"one of {num_cards} cards trains by itself; a sharding divides the step over them"
+    return Line(text, remedy=(f"zero3 x {num_cards}", every))
+
+
+def _remedy(settings: Settings, num_cards: int | None) -> tuple[str, Mapping[str, object]] | None:
+    """Return the first remedy that lifts the error, with its words."""
+    every = () if num_cards is None else ({"world_size": num_cards},)
+    was_wrong = "world_size" in problems(settings)
+    for remedy in (*REMEDIES, *every) if was_wrong else every:
+        if "world_size" not in problems({**settings, **remedy}):
+            return ", ".join(setting_words(*change) for change in remedy.items()), remedy
+    return None

@@ -1,0 +1,86 @@
+"""`PanelState`: all that the kernel and the page share, as one widget; the page is its only view.
+
+The kernel writes the traits, the page sends messages. Both are JSON but for step files and measured
+timelines, which the page asks for by number and gets as bytes. `page/kernel.js` is the other side.
+
+    trait       what it holds                                            written
+    catalog     what can be chosen: workloads, devices, controls, help   once
+    form        what the workload on screen offers, what has no effect   with the settings
+    asked       the settings, and which move of which view made them     with the settings
+    answer      what is known of them: lines, badge, advice, step files  with the settings, or later
+    job         what goes on: a run, a search, a comparison              ten times a second at most
+    runs        the table of runs                                        after a run
+    panes       what has been opened: code, cards, ranks and others      when it changes
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import anywidget
+import numpy as np
+import traitlets
+
+from memlab._panel.joined import PAGE, joined
+from memlab.result import StepResult
+
+Message = Mapping[str, Any]
+
+
+class PanelState(anywidget.AnyWidget):
+    """The shared state of a panel.
+
+    Args:
+        on_message: called with each message of a page, on any thread.
+    """
+
+    _esm = joined("widget.js")
+    _css = (PAGE / "page.css").read_text("utf-8")
+
+    catalog = traitlets.Dict().tag(sync=True)
+    form = traitlets.Dict().tag(sync=True)
+    asked = traitlets.Dict().tag(sync=True)
+    answer = traitlets.Dict().tag(sync=True)
+    job = traitlets.Dict().tag(sync=True)
+    runs = traitlets.Dict().tag(sync=True)
+    panes = traitlets.Dict().tag(sync=True)
+
+    def __init__(self, on_message: Callable[[Message], None], **values: Any) -> None:
+        super().__init__(**values)
+        self._lock = threading.RLock()  # ipywidgets' own holding is for one thread
+        self.on_msg(lambda _, content, __: on_message(content))
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Send what the block changes as one message."""
+        with self._lock, self.hold_sync():
+            yield
+
+    def tell(self, **traits: Any) -> None:
+        """Write traits; one that is as it was is not sent again."""
+        with self._lock:
+            for name, value in traits.items():
+                setattr(self, name, value)
+
+    def send_step(self, number: int, file: bytes) -> None:
+        """Send a step file."""
+        self.send({"type": "step", "id": number}, [file])
+
+    def send_run(self, number: int, result: StepResult) -> None:
+        """Send the timeline of a run, of which there is none if its memory was not measured."""
+        timeline = result.timeline
+        content = {"type": "run", "number": number}
+        if timeline is None or not len(timeline):
+            self.send(content)
+            return
+        columns: Sequence[Any] = (
+            timeline.bytes_by_category.sum(axis=1).astype("<f8"),
+            timeline.phase.astype("u1"),
+            timeline.micro_batch.astype("<i4"),
+        )
+        self.send(content, [np.ascontiguousarray(column).tobytes() for column in columns])
+
+    def send_csv(self, text: str) -> None:
+        """Send all runs as a CSV file."""
+        self.send({"type": "csv", "text": text})
