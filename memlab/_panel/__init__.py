@@ -1,21 +1,19 @@
-"""The widgets of `memlab.panel`; nothing else in memlab imports ipywidgets.
+"""The panel of `memlab.panel`; nothing else in memlab imports anywidget and ipywidgets.
 
-- `app.py`: `Panel`, which people hold. `view.py` arranges the widgets, `page.py` shows what is new.
-- `controls.py` are the controls, `texts.py` the lines beside them, `state.py` the settings as plain
-  values and the judgements in words, `asked.py` all that is on screen. `choices.py`: the workloads,
-  devices and limits that can be chosen.
-- `questions.py` predicts while sliders move, and ahead while they rest.
+- `app.py`: `Panel`, which people hold; it does what the page asks for. `panel_state.py`:
+  `PanelState`, all that the kernel and the page share.
+- `asked.py`: the settings on screen and their code. `choices.py`: the workloads, devices and limits
+  that can be chosen. `catalog.py`: the same as the page is told, with words and help. `state.py`:
+  settings as plain values and judgements in words; `texts.py`: the lines beside the controls.
+- `page.py` tells the page what is known. `outlook.py`: what is said of it. `questions.py` predicts
+  while sliders move, and ahead while they rest; `step_files.py` numbers what the page computes from.
 - `runner.py` starts a run, *Fit for me* and the comparison of a quantized base; `job.py` measures,
-  `runs.py` keeps the runs and `table.py` shows them.
-- `outlook.py`, `pictures.py`: what is said and drawn of them. `cards_table.py`: the setting on
-  screen on several cards. `panel.css`, `access.js`, `help.toml`: what the browser is given.
-- `saved_page.py`: a step as a page without a kernel; `page/` is its JavaScript, which `joined.py`
-  makes one module.
+  `runs.py` keeps the runs, `table.py` tells of them, `cards_table.py` of other cards.
+- `saved_page.py`: the step where no kernel runs. `page/` is the page, which `joined.py` makes one
+  module; `page/widget.js` is its door to a kernel and `page/app.js` the page itself.
 
-A choice or a checkbox for a setting needs nothing here: the `Control` of its technique makes it. To
-add a slider, give the technique a `Control` whose `offered` is empty, then name the field in
-`controls.SLIDERS` and `Controls.__init__` (its range), in `texts.lines` and `texts.wrong_line` (the
-line beside it, and the value that its button sets), and in `state.DESCRIBED` and `state.describe`.
+A control needs nothing here: the `Control` of its technique makes it. A slider for a number is also
+named in `catalog.NUMBERS`, and what is wrong with it in `texts.wrong_line`.
 """
 
 from memlab._panel.app import Panel, panel
