@@ -13,6 +13,7 @@ from memlab._panel.job import Latest
 from memlab._panel.questions import Question
 from memlab._util.functions import is_same_function
 from memlab._util.units import KIB, parse_bytes, shown
+from memlab.config import BudgetEngine, Checkpointing, StepConfig
 from memlab.devices import cards, clusters
 from memlab.devices.here import describe, resolve_device
 from memlab.errors import ConfigError, MemlabError, WorkloadError
@@ -412,6 +413,23 @@ LARGEST = {"batch_size": 2**8, "accumulation_steps": 2**5, "world_size": 2**12} 
 SIZE = "workload_name"  # a workload with samples of another size has another name
 SLIDERS = ("memory_budget", "accumulation_steps", SIZE, "batch_size", "world_size")
 FARTHEST = 2  # positions from the one on screen
+
+
+RECORDED = (1, 2, 3)  # micro-batches: a recording of three gives every larger number of them
+SOME_BUDGET = 0.5
+
+
+def covering(config: StepConfig) -> Iterator[StepConfig]:
+    """Yield configs whose recordings cover what that of a config leaves open."""
+    parts = config.data_parallel_size
+    for steps in sorted({*RECORDED} - {min(config.accumulation_steps, max(RECORDED))}):
+        batch = max(config.batch_size // (parts * steps), 2) * parts * steps
+        yield dataclasses.replace(config, batch_size=batch, accumulation_steps=steps)
+    is_eager = not config.compile and config.checkpointing is Checkpointing.NONE
+    if is_eager and config.budget_engine is BudgetEngine.EAGER and parts == 1:
+        yield dataclasses.replace(
+            config, memory_budget=1.0 if config.memory_budget < 1.0 else SOME_BUDGET
+        )
 
 
 def neighbours(

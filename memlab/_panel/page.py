@@ -9,7 +9,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from memlab._panel import catalog, choices, state, table, texts
@@ -37,6 +37,7 @@ from memlab.runtime.inspect import WorkloadFacts
 from memlab.runtime.isolation import prewarm
 from memlab.search.explain import Remedy, explain
 from memlab.store import recorded
+from memlab.techniques import every
 from memlab.workload import Workload
 
 # What a person has opened beside the sliders and the picture, and what it shows.
@@ -328,8 +329,17 @@ class Requests:
     def ahead(self, question: Question, estimate: Estimate, before: Question | None) -> None:
         """Have the neighbours of what is on screen predicted; `before`: what was shown before."""
         sizes = self._asked.names_by_size
-        beside = neighbours(question, state.PRECISIONS, before, sizes) if estimate.is_ok else []
-        self._forecasts.ahead(beside)
+        if not estimate.is_ok:
+            self._forecasts.ahead([])
+            return
+        kind = "cpu" if question.device == "cpu" else "cuda"
+        first = [
+            replace(question, config=config)
+            for config in choices.covering(question.config)
+            if not every.is_refused(config, kind)
+        ]
+        beside = neighbours(question, state.PRECISIONS, before, sizes)
+        self._forecasts.ahead(beside, first)
 
     def _of_runs(self) -> list[Question]:
         """Return the settings of runs that wait for an exact prediction, and give it to the others.

@@ -269,6 +269,10 @@ class Estimator:
         base = self._covering(question)
         return base is not None and self._covers_exactly(base, question)
 
+    def covers(self, question: Question) -> bool:
+        """Return whether there is a recording of as many micro-batches with that budget."""
+        return self._covering(question) is not None
+
     def can_tell(self, question: Question) -> bool:
         """Return whether something is known of a question, be it an estimate."""
         return (
@@ -540,19 +544,25 @@ class Forecasts:
                 self._later = [asked for asked in questions if not self._estimator.is_exact(asked)]
                 self._wake()
 
-    def ahead(self, questions: Sequence[Question]) -> None:
+    def ahead(self, questions: Sequence[Question], first: Sequence[Question] = ()) -> None:
         """Have the worker predict these while nothing is asked for; drop what was to come.
 
-        Those of which nothing can be said yet come first. There are none for a model whose
-        predictions take long.
+        Args:
+            questions: those of which nothing can be said yet come first. There are none for a
+                model whose predictions take long.
+            first: come before them, however long they take.
         """
         with self._condition:
             if self._closed:
                 return
 
             found = [question for question in questions if self._is_worth(question)]
+            found = sorted(found, key=self._estimator.can_tell)[:MOST_AHEAD]
+            missing = [
+                one for one in first if one != self._asked and not self._estimator.covers(one)
+            ]
             self._wanted = None
-            self._neighbours = sorted(found, key=self._estimator.can_tell)[:MOST_AHEAD]
+            self._neighbours = list(dict.fromkeys([*missing, *found]))
             self._wake()
 
     def hold(self, held: bool) -> None:

@@ -12,8 +12,8 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,7 +26,7 @@ from memlab._util.tables import columns_table
 from memlab._util.units import shown as shown_value
 from memlab._version import __version__
 from memlab.api import accumulation_effect, inspect_workload, predict_with_size_model
-from memlab.config import BudgetEngine, Checkpointing, StepConfig
+from memlab.config import StepConfig
 from memlab.errors import ConfigError
 from memlab.prediction.plans import known_frontier
 from memlab.prediction.step_file import packed
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from memlab.workload import Workload
 
 ON_SLIDERS = ("batch_size", "accumulation_steps", "memory_budget")
-RECORDED = (1, 2, 3)  # micro-batches: a recording of three gives every larger number of them
-SOME_BUDGET = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,23 +112,12 @@ def predicted_around(workload: Workload, config: StepConfig, device: str) -> lis
     outcome_checked(first.result, "the prediction")
     found = [first]
     kind = "cpu" if device == "cpu" else "cuda"
-    for other in _others(config):
+    for other in choices.covering(config):
         if not every.is_refused(other, kind):
             more = predict_with_size_model(workload, other, device)
             if more.result.outcome is Outcome.OK:
                 found.append(more)
     return [one for one in found if one.size_model is not None]
-
-
-def _others(config: StepConfig) -> Iterator[StepConfig]:
-    """Yield configs whose recordings cover what that of a config leaves open."""
-    parts = config.data_parallel_size
-    for steps in sorted({*RECORDED} - {min(config.accumulation_steps, max(RECORDED))}):
-        batch = max(config.batch_size // (parts * steps), 2) * parts * steps
-        yield replace(config, batch_size=batch, accumulation_steps=steps)
-    is_eager = not config.compile and config.checkpointing is Checkpointing.NONE
-    if is_eager and config.budget_engine is BudgetEngine.EAGER and parts == 1:
-        yield replace(config, memory_budget=1.0 if config.memory_budget < 1.0 else SOME_BUDGET)
 
 
 def payload_of(
