@@ -766,7 +766,7 @@ class Page:
                 "workload": asked.name,
                 "device": asked.device,
                 "family": self._files.family(question) if question else None,
-                "steps": self._files.numbers(found),
+                "steps": self._files.numbers(found, question.config) if question else [],
                 "exact": now.estimate is not None and now.estimate.exact,
                 "limitBytes": limit,
                 "usableBytes": capacity,
@@ -862,7 +862,9 @@ class Page:
     def step_files(self) -> list[str]:
         """Return the step files of what is on screen in base64."""
         question = self._asked.question
-        return self._files.as_text(self.forecasts.recorded(question)) if question else []
+        if question is None:
+            return []
+        return self._files.as_text(self.forecasts.recorded(question), question.config)
 
 
 # `Beside`: asks memlab what takes a while in a thread beside the kernel's, one thing at a

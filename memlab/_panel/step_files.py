@@ -5,6 +5,7 @@ import threading
 from collections.abc import Sequence
 
 from memlab._panel.questions import Question, Recorded
+from memlab.config import StepConfig
 from memlab.prediction.step_file import packed
 
 MOST_FILES = 8  # of one family: a page computes with each of them
@@ -25,13 +26,13 @@ class StepFiles:
         with self._lock:
             return str(self._families.setdefault(question.relatives, len(self._families)))
 
-    def numbers(self, recorded: Sequence[Recorded]) -> list[int]:
-        """Return the numbers of recorded steps, the newest ones if there are many.
+    def numbers(self, recorded: Sequence[Recorded], here: StepConfig) -> list[int]:
+        """Return the numbers of recorded steps; of many those that tell most of a config.
 
         A step has another number once the plans of its budgets are known, which its file holds.
         """
         with self._lock:
-            return [self._number(one) for one in recorded[-MOST_FILES:]]
+            return sorted(self._number(one) for one in _telling(recorded, here))
 
     def _number(self, recorded: Recorded) -> int:
         key = id(recorded.prediction.size_model), recorded.frontier is not None
@@ -51,7 +52,22 @@ class StepFiles:
                 self._packed[number] = packed(recorded.prediction, recorded.frontier, config)
             return self._packed[number]
 
-    def as_text(self, recorded: Sequence[Recorded]) -> list[str]:
+    def as_text(self, recorded: Sequence[Recorded], here: StepConfig) -> list[str]:
         """Return the files of recorded steps in base64, as a saved page holds them."""
-        files = [self.file(number) for number in self.numbers(recorded)]
+        files = [self.file(number) for number in self.numbers(recorded, here)]
         return [base64.b64encode(file).decode() for file in files if file is not None]
+
+
+def _telling(recorded: Sequence[Recorded], here: StepConfig) -> list[Recorded]:
+    """Return some of each number of micro-batches, the nearest budgets and the newest first."""
+    ranked: list[tuple[int, float, int, Recorded]] = []
+    seen: dict[int, int] = {}
+
+    def distance(one: Recorded) -> float:
+        return abs(one.question.config.memory_budget - here.memory_budget)
+
+    for age, one in enumerate(sorted(reversed(recorded), key=distance)):
+        count = one.question.config.accumulation_steps
+        seen[count] = seen.get(count, 0) + 1
+        ranked.append((seen[count], distance(one), age, one))
+    return [one for *_, one in sorted(ranked, key=lambda each: each[:3])[:MOST_FILES]]
