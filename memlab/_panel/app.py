@@ -184,6 +184,11 @@ class Panel:
         frame = to_frame(run.result for run in runs)
         return frame.assign(is_earlier=[run.is_earlier for run in runs])
 
+    @property
+    def widget(self) -> PanelState:
+        """The panel as one anywidget, for notebooks that ask for that: `mo.ui.anywidget(...)`."""
+        return self._told
+
     def code(self) -> str:
         """Return Python source that measures what is on screen, or predicts it for another card.
 

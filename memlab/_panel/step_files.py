@@ -66,7 +66,8 @@ def _telling(recorded: Sequence[Recorded], here: StepConfig) -> list[Recorded]:
     def distance(one: Recorded) -> float:
         return abs(one.question.config.memory_budget - here.memory_budget)
 
-    for age, one in enumerate(sorted(reversed(recorded), key=distance)):
+    newest_first = recorded[::-1]
+    for age, one in enumerate(sorted(newest_first, key=distance)):
         count = one.question.config.accumulation_steps
         seen[count] = seen.get(count, 0) + 1
         ranked.append((seen[count], distance(one), age, one))
