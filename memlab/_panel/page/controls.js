@@ -1,12 +1,23 @@
 /** Native controls with the line that says what a value means. */
 
-import { html } from "./vendor/preact.js";
+import { html, useState } from "./vendor/preact.js";
 import { SYMBOLS } from "./verdict.js";
 
 /**
  * @typedef {import("./verdict.js").Kind} Kind
- * @typedef {{text: string, kind?: Kind, remedy?: {label: string, use: () => void}}} Line
+ * @typedef {import("./verdict.js").Verdict} Verdict
+ * @typedef {import("./store.js").Fields} Fields
+ * @typedef {import("./kernel.js").Option} Option
+ * @typedef {object} Line
+ * @property {string} text
+ * @property {Kind} kind
+ * @property {Verdict | null} [verdict] after the text
+ * @property {{label: string, fields: Fields} | null} [remedy] a button, and what it sets
  */
+
+/** What a person has typed or chosen. @param {Event} event */
+export const valueOf = (event) =>
+  /** @type {HTMLInputElement | HTMLSelectElement} */ (event.target).value;
 
 /**
  * A slider with its number box and line.
@@ -14,37 +25,33 @@ import { SYMBOLS } from "./verdict.js";
  * @param {object} props
  * @param {string} props.id
  * @param {string} props.label
+ * @param {string} [props.about] what it does, shown to who points at the label
  * @param {number[]} props.values positions of the slider, ascending
- * @param {number} props.value may lie between them
- * @param {(value: number) => void} props.onValue
- * @param {(value: number) => string} props.inWords
+ * @param {any} props.value may lie between them, or be a wrong text
+ * @param {(value: any) => void} props.onValue
+ * @param {(value: any) => string} props.inWords
  * @param {(text: string) => number | null} props.parse of the number box; null if not allowed
  * @param {string} props.allowed what the number box accepts, in words
- * @param {Line} props.line
- * @param {number} props.pageStep positions that Page keys move
+ * @param {boolean} props.takesText whether a wrong text is set too, for the kernel to explain
+ * @param {boolean} [props.disabled]
+ * @param {Line | null | undefined} props.line
+ * @param {boolean} [props.isPast] whether the line is of other settings
+ * @param {(fields: Fields) => void} props.onFields of a remedy
  */
 export function SliderRow(props) {
-  const { id, label, values, value, onValue, inWords, parse, allowed, line, pageStep } = props;
-  const at = nearest(values, value);
+  const { id, label, about = "", values, value, onValue, inWords, disabled = false } = props;
+  const at = typeof value === "number" ? nearest(values, value) : 0;
   /** @param {number} position */
   const go = (position) => onValue(values[Math.min(Math.max(position, 0), values.length - 1)]);
   /** @param {KeyboardEvent} event */
   const onKey = (event) => {
-    const by = { PageUp: pageStep, PageDown: -pageStep }[event.key];
+    const by = { PageUp: 4, PageDown: -4 }[event.key];
     if (by === undefined) return;
     event.preventDefault();
     go(at + by);
   };
-  /** @param {Event} event */
-  const onBox = (event) => {
-    const box = /** @type {HTMLInputElement} */ (event.target);
-    const typed = parse(box.value);
-    box.setCustomValidity(typed === null ? allowed : "");
-    box.reportValidity();
-    if (typed !== null) onValue(typed);
-  };
   return html`<div class="ml-row">
-    <label for=${id}>${label}</label>
+    <label for=${`${id}-box`} title=${about}>${label}</label>
     <input
       id=${id}
       type="range"
@@ -52,33 +59,75 @@ export function SliderRow(props) {
       max=${values.length - 1}
       step="1"
       value=${at}
+      disabled=${disabled}
+      aria-label=${`${label} slider`}
       aria-valuetext=${inWords(value)}
       aria-describedby=${`${id}-line`}
-      onInput=${(/** @type {Event} */ event) =>
-        go(Number(/** @type {HTMLInputElement} */ (event.target).value))}
+      onInput=${(/** @type {Event} */ event) => go(Number(valueOf(event)))}
       onKeyDown=${onKey}
     />
-    <input
-      class="ml-box"
-      type="text"
-      inputmode="decimal"
-      aria-label=${`${label}: ${allowed}`}
-      title=${allowed}
-      value=${inWords(value)}
-      onChange=${onBox}
-    />
-    <${LineText} id=${`${id}-line`} line=${line} />
+    <${NumberBox} ...${props} />
+    <${LineText} ...${props} id=${`${id}-line`} />
   </div>`;
 }
 
-/** @param {{id?: string, line: Line}} props */
-export function LineText({ id, line }) {
-  const { text, kind = "open", remedy } = line;
-  return html`<p class=${`ml-line ml-${kind}`} id=${id}>
-    ${kind === "open" ? "" : html`<span aria-hidden="true">${SYMBOLS[kind]} </span>`}${text}
-    ${remedy && html`<button type="button" onClick=${remedy.use}>${remedy.label}</button>`}
+/** The box of a number: what is typed counts at once. @param {Parameters<typeof SliderRow>[0]} props */
+export function NumberBox({ id, value, onValue, inWords, parse, allowed, takesText, ...rest }) {
+  const [draft, setDraft] = useState(/** @type {string | null} */ (null)); // while it is typed
+  const isWrong = typeof value !== "number";
+  /** @param {Event} event */
+  const type = (event) => {
+    const box = /** @type {HTMLInputElement} */ (event.target);
+    const number = parse(box.value);
+    setDraft(box.value);
+    box.setCustomValidity(number === null ? allowed : "");
+    if (number !== null) onValue(number);
+    else if (takesText) onValue(box.value);
+  };
+  /** @param {Event} event */
+  const leave = (event) => {
+    const box = /** @type {HTMLInputElement} */ (event.target);
+    if (!takesText && draft !== null && parse(draft) === null) box.reportValidity();
+    box.setCustomValidity("");
+    setDraft(null);
+  };
+  return html`<input
+    id=${`${id}-box`}
+    class="ml-box"
+    type="text"
+    inputmode="decimal"
+    autocomplete="off"
+    title=${allowed}
+    aria-invalid=${isWrong}
+    aria-describedby=${`${id}-line`}
+    disabled=${rest.disabled}
+    value=${draft ?? inWords(value)}
+    onInput=${type}
+    onBlur=${leave}
+  />`;
+}
+
+/** @param {{id?: string, line: Line | null | undefined, isPast?: boolean, onFields?: (fields: Fields) => void}} props */
+export function LineText({ id, line, isPast = false, onFields }) {
+  const { text = "", kind = "open", verdict, remedy } = line ?? {};
+  const words = [text, verdict?.text, verdict?.detail].filter(Boolean).join("; ");
+  return html`<p class=${`ml-line ml-${kind}${isPast ? " ml-past" : ""}`} id=${id} title=${words}>
+    ${
+      remedy &&
+      html`<button type="button" onClick=${() => onFields?.(remedy.fields)}>
+        ${remedy.label}
+      </button>`
+    }
+    ${kind !== "open" && html`<span aria-hidden="true">${SYMBOLS[kind]} </span>`}${text}
+    ${verdict && html`<${Said} verdict=${verdict} />`}
   </p>`;
 }
+
+/** A verdict in words, colour and shape. @param {{verdict: Verdict}} props */
+export const Said = ({ verdict: { kind, text, detail } }) =>
+  html`<span class=${`ml-said ml-${kind}`} title=${detail}>
+    <span aria-hidden="true">${SYMBOLS[kind] ?? ""} </span>${text}
+  </span>`;
 
 /**
  * One of a few, as radio buttons in a row.
@@ -86,13 +135,14 @@ export function LineText({ id, line }) {
  * @param {object} props
  * @param {string} props.name
  * @param {string} props.label
- * @param {{value: string, label: string, refused?: string}[]} props.choices
- * @param {string} props.value
- * @param {(value: string) => void} props.onValue
+ * @param {string} [props.about]
+ * @param {(Option & {refused?: string})[]} props.choices
+ * @param {any} props.value
+ * @param {(value: any) => void} props.onValue
  */
-export function Choice({ name, label, choices, value, onValue }) {
+export function Choice({ name, label, about = "", choices, value, onValue }) {
   return html`<fieldset class="ml-choice">
-    <legend>${label}</legend>
+    <legend title=${about}>${label}</legend>
     ${choices.map(
       (choice) =>
         html`<label title=${choice.refused ?? ""}>
@@ -109,6 +159,64 @@ export function Choice({ name, label, choices, value, onValue }) {
     )}
   </fieldset>`;
 }
+
+/**
+ * A choice as a list, with its label.
+ *
+ * @param {object} props
+ * @param {string} props.label
+ * @param {string} [props.about]
+ * @param {Option[]} props.choices
+ * @param {any} props.value one that is not offered is shown all the same
+ * @param {boolean} [props.disabled]
+ * @param {(value: any) => void} props.onValue
+ */
+export function Select({ label, about = "", choices, value, disabled = false, onValue }) {
+  const isOffered = choices.some((choice) => choice.value === value);
+  const all = isOffered ? choices : [...choices, { value, label: String(value) }];
+  return html`<label class="ml-field" title=${about}>
+    <span>${label}</span>
+    <select
+      disabled=${disabled}
+      value=${String(value)}
+      onChange=${(/** @type {Event} */ event) =>
+        onValue(all.find((choice) => String(choice.value) === valueOf(event))?.value)}
+    >
+      ${all.map(
+        (choice) =>
+          html`<option value=${String(choice.value)} selected=${choice.value === value}>
+            ${choice.label}
+          </option>`,
+      )}
+    </select>
+  </label>`;
+}
+
+/** @param {{label: string, about?: string, value: boolean, disabled?: boolean, onValue: (value: boolean) => void}} props */
+export const Switch = ({ label, about = "", value, disabled = false, onValue }) =>
+  html`<label class="ml-switch" title=${about}>
+    <input
+      type="checkbox"
+      checked=${value}
+      disabled=${disabled}
+      onChange=${(/** @type {Event} */ event) =>
+        onValue(/** @type {HTMLInputElement} */ (event.target).checked)}
+    />
+    <span>${label}</span>
+  </label>`;
+
+/** A button that shows and hides what it names. @param {{name: string, controls: string, isOpen: boolean, about?: string, onOpen: (isOpen: boolean) => void}} props */
+export const Toggle = ({ name, controls, isOpen, about = "", onOpen }) =>
+  html`<button
+    type="button"
+    class="ml-toggle"
+    aria-expanded=${isOpen}
+    aria-controls=${isOpen ? controls : undefined}
+    title=${about}
+    onClick=${() => onOpen(!isOpen)}
+  >
+    ${name}
+  </button>`;
 
 /** The index of the value that is nearest. @param {number[]} values @param {number} value */
 export function nearest(values, value) {

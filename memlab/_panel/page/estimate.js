@@ -77,16 +77,26 @@ const HOWS = ["predicted", "interpolated", "estimated"];
  * @returns {{step: RecordedStep, found: Estimate} | null}
  */
 export function bestEstimate(steps, setting) {
-  let best = null;
-  let least = Infinity;
-  for (const step of steps) {
+  // only the best is computed, since a slider moves at once and there may be many recordings
+  const ranked = steps.map((step) => ({ step, rank: rankOf(step, setting) }));
+  for (const { step } of ranked.sort((one, other) => one.rank - other.rank)) {
     const found = estimate(step, setting);
-    if (!found) continue;
-    const { memory_budget: budget } = step.header.result.config;
-    const rank = HOWS.indexOf(found.how) + Math.abs(budget - setting.memoryBudget) / 2;
-    if (rank < least) [best, least] = [{ step, found }, rank];
+    if (found) return { step, found };
   }
-  return best;
+  return null;
+}
+
+/** How good the answer of a recording is, if it has one; less is better. @param {RecordedStep} step @param {Setting} setting */
+function rankOf(step, { batchSize, accumulationSteps, memoryBudget }) {
+  const { memory_budget: budget } = step.header.result.config;
+  const plan = planAt(step, memoryBudget);
+  const isSame = memoryBudget === budget || (plan !== null && plan === planAt(step, budget));
+  const perRank = batchSize / step.header.data_parallel_size;
+  const sizes = microBatchSizes(perRank, accumulationSteps);
+  /** @type {How} */
+  let how = "estimated";
+  if (isSame && step.covers(sizes)) how = step.isExact(sizes) ? "predicted" : "interpolated";
+  return HOWS.indexOf(how) + Math.abs(budget - memoryBudget) / 2;
 }
 
 /** @param {RecordedStep} step @param {Setting} setting @returns {Estimate | null} */

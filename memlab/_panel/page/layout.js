@@ -65,7 +65,7 @@ export function positions(timeline, axis = axisOf(timeline)) {
   return x;
 }
 
-/** By operator, and within it by order. @param {Int32Array} operator @param {number} span */
+/** By operator, and within it by order. @param {Timeline["operator"]} operator @param {number} span */
 function rawPositions(operator, span) {
   const x = new Float64Array(operator.length);
   for (let start = 0, end = 0; start < x.length; start = end) {

@@ -5,10 +5,13 @@
  * @typedef {import("./recorded_step.js").RecordedStep} Step
  * @typedef {import("./modules.js").ModuleBytes} ModuleBytes
  * @typedef {import("./store.js").Store} Store
+ * @typedef {import("./kernel.js").Source} Source
+ * @typedef {import("./screen.js").Screen} Screen
  */
 
 import { CATEGORY_STYLES, inkOn, moduleColour } from "./colours.js";
 import { Choice } from "./controls.js";
+import { alignedWith, byEvent } from "./measured.js";
 import { BlockModules, isWithin, patternOf } from "./modules.js";
 import { CATEGORIES, PHASES } from "./recorded_step.js";
 import { TimelineChart } from "./timeline_chart.js";
@@ -32,11 +35,20 @@ function modulesOf(step) {
   return modules;
 }
 
+/** @param {{source: Source, screen: Screen}} props */
+export function Picture({ source, screen }) {
+  if (screen.shown) return html`<${Timeline} ...${{ source, screen, ...screen.shown }} />`;
+  return html`<section class="ml-picture" aria-label="Memory over the step">
+    <div class="ml-chart ml-nothing"><p>${screen.why}</p></div>
+  </section>`;
+}
+
 /**
- * @param {{store: Store, step: Step, found: Estimate, limitBytes: number | null, why: string,
- *     before: {found: Estimate} | null}} props
+ * @param {{source: Source, screen: Screen, step: Step, found: Estimate}} props
  */
-export function Picture({ store, step, found, limitBytes, why, before }) {
+function Timeline({ source, screen, step, found }) {
+  const { store } = source;
+  const { limitBytes, why, before } = screen;
   const root = useRef(/** @type {HTMLDivElement | null} */ (null));
   const chart = useRef(/** @type {TimelineChart | null} */ (null));
   const { view: wanted, instant, module } = store.state;
@@ -44,6 +56,7 @@ export function Picture({ store, step, found, limitBytes, why, before }) {
   const groups = useMemo(() => groupsOf(step, found, view), [step, found, view]);
   const peak = found.timeline.total.indexOf(found.peakBytes);
   const at = Math.min(instant ?? peak, found.timeline.total.length - 1);
+  const { measured, compared } = useLines(source, screen, found);
 
   useEffect(() => {
     if (!root.current) return undefined;
@@ -59,12 +72,13 @@ export function Picture({ store, step, found, limitBytes, why, before }) {
       groups,
       limitBytes,
       before: !why && before && before.found !== found ? before.found.timeline : null,
-      measured: null,
+      measured,
+      compared,
       dimmed: why,
       describe: (instantOf) => reading(step, found, instantOf),
       label: labelOf(found, limitBytes),
     });
-  }, [found, groups, limitBytes, why, before]);
+  }, [found, groups, limitBytes, why, before, measured, compared]);
   useEffect(() => chart.current?.select(instant), [instant]);
 
   const views = [
@@ -75,7 +89,7 @@ export function Picture({ store, step, found, limitBytes, why, before }) {
   return html`<section class="ml-picture" aria-label="Memory over the step">
     <div class="ml-picture-tools">
       <${Choice}
-        name="ml-view"
+        name=${`${source.id}-view`}
         label="Memory"
         choices=${views}
         value=${view}
@@ -93,6 +107,23 @@ export function Picture({ store, step, found, limitBytes, why, before }) {
         : html`<p class="ml-quiet">${NO_MODULES}.</p>`
     }
   </section>`;
+}
+
+/** The measured line of what is on screen, and that of the run it is compared with. @param {Source} source @param {Screen} screen @param {Estimate} found */
+function useLines(source, { why }, found) {
+  const { answer, isCurrent, runs } = source;
+  const run = isCurrent && !why ? answer.run : null;
+  const own = run === null ? null : source.measured(run);
+  const row = runs?.rows.find(({ isCompared, number }) => isCompared && number !== run);
+  const other = row ? source.measured(row.number) : null;
+  const label = row?.label ?? "";
+  return {
+    measured: useMemo(() => own && alignedWith(own, found.timeline), [own, found]),
+    compared: useMemo(
+      () => other && { label, timeline: alignedWith(other, found.timeline) ?? byEvent(other) },
+      [other, label, found],
+    ),
+  };
 }
 
 /** @param {Step} step @param {Estimate} found @param {"category" | "module"} view */
@@ -153,16 +184,20 @@ function labelOf(found, limit) {
   return `Allocated memory over a step: peak ${formatBytes(found.peakBytes)} in ${phase}${of}. Arrow keys read it.`;
 }
 
+/** @param {Blob} blob @param {string} name */
+function save(blob, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+/** Saves a text as a file. @param {string} text @param {string} kind @param {string} name */
+export const saveText = (text, kind, name) => save(new Blob([text], { type: kind }), name);
+
 /** @param {{chart: {current: TimelineChart | null}}} props */
 function Save({ chart }) {
-  /** @param {Blob} blob @param {string} name */
-  const save = (blob, name) => {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(blob);
-    link.download = name;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-  };
   const png = async () => {
     const blob = await chart.current?.toPng();
     if (blob) save(blob, "step.png");
@@ -172,7 +207,7 @@ function Save({ chart }) {
     /** @type {string} */ kind,
     /** @type {string} */ name,
   ) => {
-    if (content) save(new Blob([content], { type: kind }), name);
+    if (content) saveText(content, kind, name);
   };
   return html`<span class="ml-tools">
     save

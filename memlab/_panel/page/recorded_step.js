@@ -10,7 +10,8 @@
  * @property {Float64Array} total (instants,)
  * @property {Uint8Array} phase index into PHASES, (instants,)
  * @property {Int32Array} microBatch (instants,)
- * @property {Int32Array} operator how many operators the step has run so far, (instants,)
+ * @property {Int32Array | Float64Array} operator how many operators the step has run so far,
+ *     (instants,); with fractions in a measured line that is drawn over a prediction
  *
  * @typedef {object} Trace every allocation and free of a run
  * @property {Int32Array} block

@@ -1,27 +1,31 @@
 /**
  * What a person has set on the page: one state, with undo and a link that holds it.
  *
- * @typedef {import("./estimate.js").Setting} Setting
+ * @typedef {Record<string, any>} Fields every setting, named as in Python: `batch_size`,
+ *     `memory_limit`, `workload`; a number box may hold a wrong text
  *
  * @typedef {object} PageState
- * @property {Setting} setting
- * @property {string} limit as typed; "" is what the device can hold
+ * @property {Fields} fields
  * @property {"category" | "module"} view how the timeline is stacked
  * @property {number | null} instant that was chosen in the timeline; null for the peak
  * @property {string | null} module whose memory is looked at; null for all
  */
 
-const SAME_MOVE_MS = 700; // moves of one slider within this time are undone together
+const SAME_MOVE_MS = 700; // moves of one control within this time are undone together
 const MOST_UNDONE = 100;
 
 export class Store {
-  /** @param {PageState} state */
-  constructor(state) {
+  /**
+   * @param {PageState} state
+   * @param {(changes: Fields) => void} [moved] is told what a person has changed
+   */
+  constructor(state, moved = () => {}) {
     this.state = state;
-    /** @type {PageState[]} */ this.past = [];
-    /** @type {PageState[]} */ this.future = [];
-    /** @type {Setting | null} before the last move */ this.before = null;
-    this.moved = { what: "", at: -Infinity };
+    this.moved = moved;
+    /** @type {Fields[]} */ this.past = [];
+    /** @type {Fields[]} */ this.future = [];
+    /** @type {Fields | null} before the last move */ this.before = null;
+    this.last = { what: "", at: -Infinity };
     /** @type {Set<() => void>} */ this.listeners = new Set();
   }
 
@@ -37,17 +41,28 @@ export class Store {
     this.listeners.forEach((listener) => listener());
   }
 
-  /** @param {Partial<Setting>} changes */
+  /** A person's change. @param {Fields} changes */
   move(changes) {
-    this.#note(Object.keys(changes).join());
-    const setting = { ...this.state.setting, ...changes };
-    this.look({ setting, instant: null });
+    const differing = different(this.state.fields, changes);
+    if (!Object.keys(differing).length) return;
+    this.#note(Object.keys(differing).join());
+    this.moved(differing);
+    this.look({ fields: { ...this.state.fields, ...differing }, instant: null });
   }
 
-  /** @param {string} limit */
-  setLimit(limit) {
-    this.#note("limit");
-    this.look({ limit });
+  /** A change that came from elsewhere, which can be undone too. @param {Fields} fields all of them */
+  receive(fields) {
+    if (Object.keys(different(this.state.fields, fields)).length) {
+      this.last.what = "";
+      this.#note("elsewhere");
+    }
+    this.adopt(fields);
+  }
+
+  /** The same settings as the kernel writes them, which is no change. @param {Fields} fields all of them */
+  adopt(fields) {
+    const isSame = !Object.keys(different(this.state.fields, fields)).length;
+    this.look(isSame ? { fields } : { fields, instant: null });
   }
 
   undo() {
@@ -61,34 +76,42 @@ export class Store {
   /** @param {string} what */
   #note(what) {
     const now = performance.now();
-    const isSameMove = what === this.moved.what && now - this.moved.at < SAME_MOVE_MS;
-    this.moved = { what, at: now };
+    const isSameMove = what === this.last.what && now - this.last.at < SAME_MOVE_MS;
+    this.last = { what, at: now };
     if (isSameMove) return;
-    this.past = [...this.past.slice(1 - MOST_UNDONE), this.state];
+    this.past = [...this.past.slice(1 - MOST_UNDONE), this.state.fields];
     this.future = [];
-    this.before = this.state.setting;
+    this.before = this.state.fields;
   }
 
-  /** @param {PageState[]} from @param {PageState[]} to */
+  /** @param {Fields[]} from @param {Fields[]} to */
   #go(from, to) {
-    const state = from.pop();
-    if (!state) return;
-    to.push(this.state);
-    this.moved.what = "";
-    this.before = this.state.setting;
-    this.look({ setting: state.setting, limit: state.limit, instant: null });
+    const fields = from.pop();
+    if (!fields) return;
+    const now = this.state.fields;
+    to.push(now);
+    this.last.what = "";
+    this.before = now;
+    this.moved(different(now, fields));
+    this.look({ fields: { ...now, ...fields }, instant: null });
   }
 }
 
+/** The fields whose value is another than now. @param {Fields} now @param {Fields} then @returns {Fields} */
+export function different(now, then) {
+  return Object.fromEntries(
+    Object.entries(then).filter(
+      ([name, value]) => JSON.stringify(now[name]) !== JSON.stringify(value),
+    ),
+  );
+}
+
+const LINKED = ["batch_size", "accumulation_steps", "memory_budget", "memory_limit"];
+
 /** The part of a link after "#". @param {PageState} state */
-export function toLink({ setting, limit }) {
-  const fields = new URLSearchParams({
-    batch_size: String(setting.batchSize),
-    accumulation_steps: String(setting.accumulationSteps),
-    memory_budget: String(setting.memoryBudget),
-  });
-  if (limit) fields.set("memory_limit", limit);
-  return `#${fields}`;
+export function toLink({ fields }) {
+  const linked = LINKED.filter((name) => name !== "memory_limit" || fields[name]);
+  return `#${new URLSearchParams(linked.map((name) => [name, String(fields[name])]))}`;
 }
 
 /**
@@ -99,13 +122,14 @@ export function toLink({ setting, limit }) {
  * @returns {PageState}
  */
 export function fromLink(link, state) {
-  const fields = new URLSearchParams(link.replace(/^#/, ""));
-  const setting = { ...state.setting };
-  const batch = Number(fields.get("batch_size"));
-  const steps = Number(fields.get("accumulation_steps"));
-  const budget = Number(fields.get("memory_budget") ?? NaN);
-  if (Number.isSafeInteger(batch) && batch > 0) setting.batchSize = batch;
-  if (Number.isSafeInteger(steps) && steps > 0) setting.accumulationSteps = steps;
-  if (budget >= 0 && budget <= 1) setting.memoryBudget = budget;
-  return { ...state, setting, limit: fields.get("memory_limit") ?? state.limit };
+  const named = new URLSearchParams(link.replace(/^#/, ""));
+  const fields = { ...state.fields };
+  for (const name of ["batch_size", "accumulation_steps"]) {
+    const number = Number(named.get(name));
+    if (Number.isSafeInteger(number) && number > 0) fields[name] = number;
+  }
+  const budget = Number(named.get("memory_budget") ?? NaN);
+  if (budget >= 0 && budget <= 1) fields.memory_budget = budget;
+  fields.memory_limit = named.get("memory_limit") ?? fields.memory_limit;
+  return { ...state, fields };
 }

@@ -1,0 +1,160 @@
+/**
+ * The first row: what is trained, where, and within which limit.
+ *
+ * @typedef {import("./kernel.js").Source} Source
+ * @typedef {import("./screen.js").Screen} Screen
+ */
+
+import { LineText, Toggle, valueOf } from "./controls.js";
+import { html, useEffect, useRef, useState } from "./vendor/preact.js";
+import { formatBytes } from "./words.js";
+
+const OTHER = "other"; // a device of which only the memory is known
+const FIT =
+  "move the sliders to the fastest setting that fits the limit, by prediction: the batch size and " +
+  "what you chose stay, memory budget and accumulation are searched anew";
+
+/**
+ * @param {{source: Source, screen: Screen, panes: {isOpen: (name: string) => boolean,
+ *     open: (name: string, isOpen: boolean) => void}}} props
+ */
+export function Head({ source, screen, panes }) {
+  const { store, answer, job, isLive } = source;
+  return html`<header class="ml-head">
+    ${
+      isLive
+        ? html`<${Workload} source=${source} /><${Device} source=${source} />`
+        : html`<h2>${answer.workload}</h2>
+            <span>on ${answer.device}</span>`
+    }
+    <${Limit} source=${source} screen=${screen} />
+    ${
+      isLive &&
+      html`<button
+        type="button"
+        title=${FIT}
+        disabled=${job.running}
+        onClick=${() => source.tell({ type: "fit" })}
+      >
+        Fit for me
+      </button>`
+    }
+    <button type="button" disabled=${!store.past.length} onClick=${() => store.undo()}>Undo</button>
+    <button type="button" disabled=${!store.future.length} onClick=${() => store.redo()}>
+      Redo
+    </button>
+    ${
+      isLive &&
+      html`<span class="ml-tools">
+        ${["code", "cards", "help"].map(
+          (name) =>
+            html`<${Toggle}
+              name=${name === "help" ? "?" : name}
+              about=${ABOUT[name]}
+              controls=${`${source.id}-pane-${name}`}
+              isOpen=${panes.isOpen(name)}
+              onOpen=${(/** @type {boolean} */ isOpen) => panes.open(name, isOpen)}
+            />`,
+        )}
+      </span>`
+    }
+  </header>`;
+}
+
+/** @type {Record<string, string>} */
+const ABOUT = {
+  code: "the step on screen as code",
+  cards: "this setting on several cards, side by side",
+  help: "how to read this panel, and what each setting saves",
+};
+
+/** @param {{source: Source}} props */
+function Workload({ source: { store, catalog } }) {
+  return html`<label title=${catalog.tooltips.workload}>
+    Workload
+    <${List}
+      options=${catalog.workloads}
+      value=${store.state.fields.workload}
+      onValue=${(/** @type {string} */ workload) => store.move({ workload })}
+    />
+  </label>`;
+}
+
+/** @param {{source: Source}} props */
+function Device({ source: { store, catalog } }) {
+  const { device } = store.state.fields;
+  const isListed = catalog.devices.some(({ value }) => value === device && value !== OTHER);
+  const [isAsked, ask] = useState(false); // "other" is chosen, and its memory not typed yet
+  const box = useRef(/** @type {HTMLInputElement | null} */ (null));
+  useEffect(() => ask(false), [device]);
+  useEffect(() => (isAsked ? box.current?.focus() : undefined), [isAsked]);
+  const isOther = isAsked || !isListed;
+  return html`<label title=${catalog.tooltips.device}>
+      On
+      <${List}
+        options=${catalog.devices}
+        value=${isOther ? OTHER : device}
+        onValue=${(/** @type {string} */ value) =>
+          value === OTHER ? ask(true) : (ask(false), store.move({ device: value }))}
+      />
+    </label>
+    ${
+      isOther &&
+      html`<label title="the memory of the card, such as 24 GiB">
+        Memory
+        <input
+          ref=${box}
+          class="ml-box"
+          type="text"
+          placeholder="24 GiB"
+          value=${isListed || device === OTHER ? "" : device}
+          onChange=${(/** @type {Event} */ event) =>
+            valueOf(event).trim() && store.move({ device: valueOf(event).trim() })}
+        />
+      </label>`
+    }`;
+}
+
+/** @param {{options: import("./kernel.js").Option[], value: any, onValue: (value: any) => void}} props */
+const List = ({ options, value, onValue }) =>
+  html`<select value=${value} onChange=${(/** @type {Event} */ event) => onValue(valueOf(event))}>
+    ${(options.some((each) => each.value === value)
+      ? options
+      : [...options, { value, label: String(value) }]
+    ).map(
+      (each) =>
+        html`<option value=${each.value} selected=${each.value === value}>${each.label}</option>`,
+    )}
+  </select>`;
+
+/** The limit; "8" is asked back as 8 GiB. @param {{source: Source, screen: Screen}} props */
+function Limit({ source, screen: { limit } }) {
+  const { store, answer, isCurrent } = source;
+  const setLimit = (/** @type {string} */ memory_limit) => store.move({ memory_limit });
+  const remedy = limit.meant ? { label: limit.meant, fields: { memory_limit: limit.meant } } : null;
+  /** @type {import("./controls.js").Line | null} */
+  const own = limit.problem ? { text: limit.problem, kind: "warn", remedy } : null;
+  const told = isCurrent ? answer.lines.memory_limit : null;
+  const line = own ?? (told?.text ? told : null);
+  return html`<label title=${source.catalog.tooltips.memory_limit}>
+      Limit
+      <input
+        class="ml-box"
+        type="text"
+        autocomplete="off"
+        value=${store.state.fields.memory_limit ?? ""}
+        placeholder=${answer.usableBytes ? formatBytes(answer.usableBytes) : "none"}
+        aria-invalid=${Boolean(limit.problem)}
+        title=${answer.usableWords}
+        onInput=${(/** @type {Event} */ event) => setLimit(valueOf(event))}
+      />
+    </label>
+    ${
+      line &&
+      html`<span role="alert"
+        ><${LineText}
+          line=${line}
+          onFields=${(/** @type {Record<string, any>} */ fields) => store.move(fields)}
+      /></span>`
+    }`;
+}

@@ -1,0 +1,352 @@
+/**
+ * The kernel as a source of the panel: what it says is set and known, and what the page tells it.
+ * Everything comes from the traits of an anywidget model, and from files that the page asks for; so
+ * a tab that is opened again has all.
+ *
+ * @typedef {import("./store.js").Fields} Fields
+ * @typedef {import("./measured.js").Measured} Measured
+ * @typedef {import("./controls.js").Line} Line
+ * @typedef {import("./verdict.js").Verdict} Verdict
+ *
+ * @typedef {{value: any, label: string}} Option
+ *
+ * @typedef {object} ControlOf a setting
+ * @property {string} field
+ * @property {string} label
+ * @property {string} tooltip
+ * @property {"slider" | "main" | "more" | "optimizer" | "ranks"} place
+ * @property {"number" | "choice" | "switch"} kind
+ * @property {Option[]} choices
+ *
+ * @typedef {object} Catalog
+ * @property {string} version
+ * @property {Option[]} workloads
+ * @property {Option[]} devices
+ * @property {ControlOf[]} controls
+ * @property {Record<string, string>} tooltips
+ * @property {{general: string, heads: string[], rows: string[][]} | null} help
+ *
+ * @typedef {object} Form
+ * @property {{label: string, offered: number[]} | null} size
+ * @property {{name: string, label: string, values: Option[], disabled: boolean}[]} choices
+ * @property {Option[]} precisions
+ * @property {string[]} disabled
+ * @property {string} moreLabel
+ * @property {string} ranksLabel
+ * @property {string | null} base
+ * @property {Record<string, string>} own
+ *
+ * @typedef {object} Answer
+ * @property {string} by
+ * @property {number} move
+ * @property {string} workload
+ * @property {string | null} family
+ * @property {number[]} steps
+ * @property {boolean} exact
+ * @property {string} device
+ * @property {number | null} limitBytes
+ * @property {number | null} usableBytes
+ * @property {string} usableWords
+ * @property {boolean} ready
+ * @property {boolean} keeps
+ * @property {string} why
+ * @property {Verdict} fit
+ * @property {string} costs
+ * @property {"run" | "prediction" | "none"} source
+ * @property {number | null} run
+ * @property {string} note
+ * @property {Line | null} advice
+ * @property {Record<string, Line>} lines
+ * @property {Line | null} more
+ * @property {Line | null} optimizer
+ * @property {Line | null} ranks
+ * @property {Line | null} choices
+ * @property {Line | null} size
+ * @property {Line | null} about
+ * @property {string} divided
+ * @property {{title: string, sentence: string} | null} failure
+ * @property {{when: string, text: string} | null} printed
+ * @property {string} doing
+ * @property {{kind: string, text: string, isPast: boolean}} status
+ *
+ * @typedef {{running: boolean, byCell: boolean, text: string, fraction: number | null}} Job
+ *
+ * @typedef {object} Source where the panel has everything from: a kernel, or a saved page
+ * @property {boolean} isLive
+ * @property {string} id begins the ids of elements
+ * @property {import("./store.js").Store} store
+ * @property {Catalog} catalog
+ * @property {Form} form
+ * @property {Answer} answer
+ * @property {Job} job
+ * @property {import("./runs_order.js").Runs | null} runs
+ * @property {Record<string, any>} panes
+ * @property {[string, string][]} fixed settings that cannot be changed here
+ * @property {"" | "gone" | "silent"} trouble
+ * @property {boolean} isCurrent whether the answer is about what is set
+ * @property {(fields: Fields) => RecordedStep[]} stepsFor recordings that settings can be computed from
+ * @property {(run: number) => Measured | null} measured
+ * @property {(listener: () => void) => () => void} subscribe
+ * @property {(message: Record<string, any>) => void} tell
+ * @property {(save: (text: string) => void) => void} askCsv
+ * @property {import("./screen.js").Found | null} [first] what is shown before anything else is known
+ */
+
+import { Moves, Outbox } from "./moves.js";
+import { RecordedStep } from "./recorded_step.js";
+import { familyKey, textOf } from "./settings.js";
+import { readStepFile } from "./step_file.js";
+import { Store } from "./store.js";
+
+/** @typedef {{get: (name: string) => any, on: (name: string, act: (...given: any[]) => void) => void, off: (name: string, act: (...given: any[]) => void) => void, send: (message: any) => void}} Model */
+
+const TRAITS = ["catalog", "form", "asked", "answer", "job", "runs", "panes"];
+const ASK_AGAIN_MS = 10_000;
+const SILENT_MS = 15_000;
+const MOST_KEPT = 200; // families and moves that are remembered
+const DISCONNECTED = "jupyter-widgets-disconnected"; // which ipywidgets adds when a kernel dies
+
+/** @implements {Source} */
+export class Kernel {
+  isLive = true;
+  /** @type {[string, string][]} */
+  fixed = [];
+  /** @type {"" | "gone" | "silent"} */
+  trouble = "";
+  /** Recordings by their number. @type {Map<number, RecordedStep>} */
+  recorded = new Map();
+  /** Measured lines by run; null if a run has none. @type {Map<number, Measured | null>} */
+  lines = new Map();
+  /** When each file was asked for. @type {Map<string, number>} */
+  wanted = new Map();
+  /** The settings of each move, as text. @type {Map<string, {all: string, family: string}>} */
+  known = new Map();
+  /** Numbers of recordings by what estimates take as given. @type {Map<string, number[]>} */
+  families = new Map();
+  /** @type {Set<() => void>} */
+  listeners = new Set();
+  /** @type {[string, (...given: any[]) => void][]} */
+  handlers = [];
+
+  /** @param {Model} model @param {HTMLElement} el of the widget */
+  constructor(model, el) {
+    this.model = model;
+    this.el = el;
+    this.id = `ml-${Math.random().toString(36).slice(2, 8)}`;
+    this.moves = new Moves(this.id);
+    this.outbox = new Outbox((fields) => this.tell({ ...this.stamp(), type: "set", fields }));
+    this.store = new Store(
+      { fields: model.get("asked").fields, view: "category", instant: null, module: null },
+      (changes) => this.change(changes),
+    );
+    this.store.subscribe(() => this.changed());
+    for (const name of TRAITS) this.on(`change:${name}`, () => this.take(name));
+    this.on("msg:custom", (content, buffers) => this.hear(content, buffers));
+    this.on("comm_live_update", () => this.look());
+    this.note();
+    this.need();
+    this.look();
+  }
+
+  /** @param {string} name @param {(...given: any[]) => void} act */
+  on(name, act) {
+    this.model.on(name, act);
+    this.handlers.push([name, act]);
+  }
+
+  close() {
+    this.outbox.flush();
+    clearTimeout(this.outbox.timer);
+    clearTimeout(this.silence);
+    this.tell({ type: "open", by: this.id, panes: [] });
+    for (const [name, act] of this.handlers) this.model.off(name, act);
+  }
+
+  get catalog() {
+    return this.model.get("catalog");
+  }
+  get form() {
+    return this.model.get("form");
+  }
+  get answer() {
+    return this.model.get("answer");
+  }
+  get job() {
+    return this.model.get("job");
+  }
+  get runs() {
+    return this.model.get("runs");
+  }
+  get panes() {
+    return this.model.get("panes") ?? {};
+  }
+
+  get isCurrent() {
+    const { by, move } = this.answer;
+    return this.known.get(`${by}:${move}`)?.all === textOf(this.store.state.fields);
+  }
+
+  /** @param {Fields} fields */
+  stepsFor(fields) {
+    const numbers = this.families.get(familyKey(fields)) ?? [];
+    const there = numbers.filter((number) => this.recorded.has(number));
+    const key = there.join();
+    const steps = this.made.get(key) ?? there.map((number) => this.recorded.get(number));
+    put(this.made, key, /** @type {RecordedStep[]} */ (steps));
+    return /** @type {RecordedStep[]} */ (steps);
+  }
+  /** Lists of recordings, so that the same are the same list. @type {Map<string, RecordedStep[]>} */
+  made = new Map();
+
+  /** @param {number} run */
+  measured(run) {
+    return this.lines.get(run) ?? null;
+  }
+
+  /** @param {() => void} listener */
+  subscribe(listener) {
+    this.listeners.add(listener);
+    return () => this.listeners.delete(listener);
+  }
+
+  changed() {
+    this.listeners.forEach((listener) => listener());
+  }
+
+  // What the page says.
+
+  stamp() {
+    return { by: this.id, move: this.moves.number };
+  }
+
+  /** @param {Record<string, any>} message; "run" and "fit" take all with them that the kernel does not know */
+  tell(message) {
+    const takesAll = message.type === "run" || message.type === "fit";
+    if (takesAll) this.outbox.clear();
+    const fields = takesAll ? { ...this.stamp(), fields: this.moves.unconfirmed() } : {};
+    this.model.send({ ...message, ...fields });
+  }
+
+  /** @param {Fields} changes of a person */
+  change(changes) {
+    this.moves.make(changes);
+    this.remember(this.id, this.moves.number, { ...this.store.state.fields, ...changes });
+    this.outbox.add(changes);
+    clearTimeout(this.silence);
+    this.silence = setTimeout(() => this.hearNothing(), SILENT_MS);
+  }
+  silence = /** @type {any} */ (undefined);
+
+  hearNothing() {
+    if (this.job.running || this.moves.confirmed >= this.moves.number) return;
+    this.trouble ||= "silent";
+    this.changed();
+  }
+
+  // What the kernel says.
+
+  /** @param {string} trait that is new */
+  take(trait) {
+    if (this.trouble === "silent") this.trouble = "";
+    this.note();
+    if (trait === "asked") {
+      const { by, fields } = this.model.get("asked");
+      const set = this.moves.over(fields);
+      if (by === this.id) this.store.adopt(set);
+      else this.store.receive(set);
+    }
+    this.need();
+    this.changed();
+  }
+
+  /** Remembers of which settings the kernel speaks, and which recordings they have. */
+  note() {
+    const [asked, answer] = [this.model.get("asked"), this.answer];
+    this.moves.confirm(asked.by, asked.move);
+    this.remember(asked.by, asked.move, asked.fields);
+    const settings = this.known.get(`${answer.by}:${answer.move}`);
+    if (settings && answer.family !== null) put(this.families, settings.family, answer.steps);
+    else if (settings) this.families.delete(settings.family);
+  }
+
+  /** @param {string} by @param {number} move @param {Fields} fields */
+  remember(by, move, fields) {
+    put(this.known, `${by}:${move}`, { all: textOf(fields), family: familyKey(fields) });
+  }
+
+  /** Asks for recordings and measured lines that are not here. */
+  need() {
+    const now = performance.now();
+    const isNew = (/** @type {string} */ name) => {
+      if (now - (this.wanted.get(name) ?? -Infinity) < ASK_AGAIN_MS) return false;
+      this.wanted.set(name, now);
+      return true;
+    };
+    const { steps, run } = this.answer;
+    const rows = this.runs?.rows ?? [];
+    const compared = rows.filter((/** @type {any} */ row) => row.isCompared && !row.isPredicted);
+    const numbers = [run, ...compared.map((/** @type {any} */ row) => row.number)];
+    const lacking = {
+      steps: steps.filter(
+        (/** @type {number} */ id) => !this.recorded.has(id) && isNew(`step ${id}`),
+      ),
+      runs: numbers.filter((n) => n !== null && !this.lines.has(n) && isNew(`run ${n}`)),
+    };
+    if (lacking.steps.length || lacking.runs.length) {
+      this.tell({ type: "need", ...lacking, csv: false });
+    }
+  }
+
+  /** @param {any} content @param {DataView[]} buffers */
+  async hear(content, buffers) {
+    if (content.type === "step" && !this.recorded.has(content.id)) {
+      const file = await readStepFile(bytesOf(buffers[0]));
+      this.recorded.set(content.id, new RecordedStep(file));
+    } else if (content.type === "run") {
+      this.lines.set(content.number, measuredOf(buffers));
+    } else if (content.type === "csv") {
+      this.save?.(content.text);
+      this.save = null;
+    }
+    this.changed();
+  }
+
+  /** Asks for all runs as CSV. @param {(text: string) => void} save */
+  askCsv(save) {
+    this.save = save;
+    this.tell({ type: "need", steps: [], runs: [], csv: true });
+  }
+  /** @type {((text: string) => void) | null} */
+  save = null;
+
+  /** Whether ipywidgets says that the kernel has died. */
+  look() {
+    if (this.el.closest(`.${DISCONNECTED}`)) this.trouble = "gone";
+    else if (this.trouble === "gone") this.trouble = "";
+    this.changed();
+  }
+}
+
+/** @template T @param {Map<string, T>} map of which the oldest is forgotten @param {string} key @param {T} value */
+function put(map, key, value) {
+  map.delete(key);
+  map.set(key, value);
+  if (map.size > MOST_KEPT) map.delete(map.keys().next().value ?? "");
+}
+
+/** @param {DataView | ArrayBuffer} buffer */
+const bytesOf = (buffer) =>
+  buffer instanceof ArrayBuffer
+    ? new Uint8Array(buffer)
+    : new Uint8Array(buffer.buffer, buffer.byteOffset, buffer.byteLength);
+
+/** @param {DataView[]} buffers @returns {Measured | null} */
+function measuredOf(buffers) {
+  if (buffers.length < 3) return null;
+  const [total, phase, microBatch] = buffers.map((buffer) => bytesOf(buffer).slice().buffer);
+  return {
+    total: new Float64Array(total),
+    phase: new Uint8Array(phase),
+    microBatch: new Int32Array(microBatch),
+  };
+}

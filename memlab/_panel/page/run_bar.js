@@ -1,0 +1,64 @@
+/**
+ * Run or keep, stop, and what goes on.
+ *
+ * @typedef {import("./kernel.js").Source} Source
+ * @typedef {import("./screen.js").Screen} Screen
+ */
+
+import { Switch } from "./controls.js";
+import { html } from "./vendor/preact.js";
+import { SYMBOLS } from "./verdict.js";
+
+const BY_CELL = "a cell is running it: interrupt the kernel to stop it";
+
+/** Whether Run can be pressed; while the kernel has not answered yet, as far as the page knows. @param {Source} source @param {Screen} screen */
+export const canRun = ({ job, answer, isCurrent }, { problem }) =>
+  !job.running && (isCurrent ? answer.ready : !problem);
+
+/** @param {{source: Source, screen: Screen}} props */
+export function RunBar({ source, screen }) {
+  const { answer, job, store, catalog } = source;
+  const { kind, text, isPast } = answer.status;
+  return html`<section class="ml-run" aria-label="Run">
+    <div class="ml-run-buttons">
+      <button
+        type="button"
+        class="ml-primary"
+        title=${answer.why}
+        disabled=${!canRun(source, screen)}
+        onClick=${() => source.tell({ type: "run" })}
+      >
+        ${answer.keeps ? "Keep this prediction" : "Run"}
+      </button>
+      <button
+        type="button"
+        title=${job.byCell ? BY_CELL : "Escape does this too"}
+        disabled=${!job.running || job.byCell}
+        onClick=${() => source.tell({ type: "stop" })}
+      >
+        Stop
+      </button>
+      <${Switch}
+        label="check gradients"
+        about=${catalog.tooltips.check_gradients}
+        value=${Boolean(store.state.fields.check_gradients)}
+        onValue=${(/** @type {boolean} */ check_gradients) => store.move({ check_gradients })}
+      />
+    </div>
+    <div class="ml-progress">
+      ${
+        job.running &&
+        html`<progress max="1" value=${job.fraction ?? undefined} aria-label="Progress"></progress>
+          <span title=${job.text}>${job.text}</span>`
+      }
+      ${!job.running && answer.doing && html`<span title=${answer.doing}>${answer.doing}</span>`}
+    </div>
+    <p
+      class=${`ml-status ml-${kind || "open"}${isPast || screen.isPast ? " ml-past" : ""}`}
+      role="status"
+      title=${text}
+    >
+      ${kind && html`<span aria-hidden="true">${SYMBOLS[/** @type {"good"} */ (kind)]} </span>`}${text}
+    </p>
+  </section>`;
+}
