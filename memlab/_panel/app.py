@@ -123,7 +123,7 @@ class Panel:
         self._still = Still(self._asked, self._page, self._log)
         prewarm()
         self._come_back(workload=workload, device=device, memory_limit=memory_limit, config=config)
-        self._page.refresh()
+        self._page.change_runs()
         self._page.show_runs()
 
     def _come_back(self, **asked: object) -> None:

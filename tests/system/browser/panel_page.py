@@ -8,6 +8,8 @@ from tests.system.browser import lab_browser as lab_ui
 POLL_SECONDS = 0.05
 """Between two looks at a page. Each look keeps the page from its own work for a moment."""
 
+PANEL = ".ml-live"
+
 
 def open_panel(page, lab, name):
     lab_ui.open_notebook(page, lab, name)
@@ -24,74 +26,106 @@ def run_cells(page):
     page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
     lab_ui.lab_command(page, "notebook:clear-all-cell-outputs")
     lab_ui.run_all(page)
-    panel = page.locator(".memlab-panel").last
+    panel = page.locator(PANEL).last
     panel.wait_for()
     panel.scroll_into_view_if_needed()
     return panel
 
 
 def press_run(panel):
-    """Press Run and wait for the new row; return the result that the page holds as JSON."""
+    """Press Run and wait for the new row; return the result that the kernel has."""
     before = num_rows(panel)
     button(panel, "Run").click()
     wait_for(lambda: num_rows(panel) > before)
     wait_for(lambda: button(panel, "Run").is_enabled())
-    return shown_json(panel)
+    return result(panel)
+
+
+def result(panel):
+    """Return the last result of the kernel's panel, without its timeline."""
+    return in_kernel(
+        panel.page, "{k: v for k, v in panel.result.to_dict().items() if k != 'timeline'}"
+    )
 
 
 def num_rows(panel):
-    return panel.locator("table.memlab-runs tbody tr").count()
+    return panel.locator("table.ml-runs tbody tr").count()
 
 
 def first_row(panel):
     """Return the cells of the newest run by their headings; nothing while there is no run.
 
-    They are read in one go: the table is drawn anew whenever something arrives, and what is read
-    cell by cell can be of two tables.
+    They are read in one go: what is read cell by cell can be of two tables.
     """
     heads, cells = panel.evaluate(
         """panel => {
-          const table = panel.querySelector('table.memlab-runs');
-          const texts = (place, name) =>
-            place ? [...place.querySelectorAll(name)].map(cell => cell.innerText) : [];
+          const table = panel.querySelector('table.ml-runs');
+          const texts = (place, name) => place
+            ? [...place.querySelectorAll(name)].slice(0, -1).map(cell => cell.innerText.trim()) : [];
           return table ? [texts(table.querySelector('thead'), 'th'),
                           texts(table.querySelector('tbody tr'), 'td')] : [[], []]; }"""
     )
     return dict(zip(heads, cells, strict=True)) if cells else {}
 
 
-def shown_json(panel):
-    """Return the result of the newest run; of the row that is shown, once both are there."""
-    found = {}
-
-    def is_there():
-        found.update(json.loads(panel.locator("code.memlab-json").text_content() or "{}"))
-        return "outcome" in found
-
-    wait_for(is_there)
-    return found
-
-
 def button(panel, name):
     return panel.get_by_role("button", name=name, exact=True)
 
 
+def box(panel, label):
+    """Return the box of a number or a text."""
+    return panel.get_by_label(label, exact=True)
+
+
+def slider(panel, label):
+    return panel.get_by_role("slider", name=f"{label} slider")
+
+
+def value(panel, label):
+    return box(panel, label).input_value()
+
+
+def radio(panel, label):
+    return panel.get_by_role("radio", name=label, exact=True)
+
+
 def status(panel):
-    return panel.locator("[role=status]").inner_text()
+    return panel.locator(".ml-status").inner_text()
 
 
 def costs(panel):
-    return panel.locator(".memlab-costs").inner_text()
+    return panel.locator(".ml-costs").inner_text()
 
 
 def badge(panel):
     """Return whether the step fits, as it is said."""
-    return panel.locator(".memlab-fit").inner_text()
+    return panel.locator(".ml-badge").inner_text()
+
+
+def chart_label(panel):
+    """Return the picture in words."""
+    return panel.locator(".ml-chart [aria-label]").first.get_attribute("aria-label") or ""
+
+
+def pane(panel, name):
+    """Open a pane by its button, and return it."""
+    button(panel, name).click()
+    return panel.locator(".ml-pane").last
 
 
 def settle(panel):
-    """Wait until the exact prediction of what is on screen is there."""
-    wait_for(lambda: costs(panel).startswith("predicted for"))
+    """Wait until the exact prediction of what is on screen is there, and drawn."""
+    wait_for(lambda: panel.get_attribute("data-exact") == "true")
+    wait_for(lambda: panel.locator(".ml-chart canvas").count() > 0)
+
+
+def tops(panel, names):
+    return [round(panel.locator(name).first.bounding_box()["y"]) for name in names]
+
+
+def is_inside(locator):
+    """Whether nothing of an element is wider than its place."""
+    return locator.evaluate("e => e.scrollWidth <= e.clientWidth + 1")
 
 
 def wait_for(condition, seconds=lab_ui.PATIENCE_SECONDS):

@@ -3,10 +3,22 @@
 import pytest
 
 from tests.system.browser import lab_browser as lab_ui
-from tests.system.browser.panel_page import button, open_panel, status, wait_for
+from tests.system.browser.conftest import SHOTS
+from tests.system.browser.panel_page import (
+    badge,
+    box,
+    button,
+    is_inside,
+    open_panel,
+    press_run,
+    settle,
+    slider,
+    status,
+    tops,
+    wait_for,
+)
 
-PREDICTED = ".memlab-picture-timeline svg"
-MOMENT = ".memlab-moment"
+PLACES = (".ml-answer", ".ml-body", ".ml-run", ".ml-chart", ".ml-table")
 
 
 def bottom(locator):
@@ -14,85 +26,87 @@ def bottom(locator):
     return box["y"] + box["height"]
 
 
-def shown_reading(panel):
-    """Return the reading that is visible; "" if none is."""
-    found = panel.locator(".memlab-reading").evaluate_all(
-        "all => all.filter(e => e.offsetParent !== null).map(e => e.innerText)"
-    )
-    assert len(found) <= 1
-    return found[0] if found else ""
-
-
-def chosen(panel):
-    """Return the number of the chosen moment, from 0; -1 if none is."""
-    return panel.locator(f"{MOMENT} input").evaluate_all("all => all.findIndex(e => e.checked)")
-
-
 def test_sliders_and_picture_share_a_laptops_screen_beside_the_sidebar(page, panel):
     lab_ui.lab_command(page, "application:toggle-left-area")
     page.set_viewport_size({"width": 1366, "height": 768})
     panel.get_by_label("Workload").select_option("lstm-text")  # which has a sequence length
-    panel.get_by_label("Sequence length", exact=True).wait_for()
-    wait_for(lambda: panel.locator(PREDICTED).count() == 1)
+    box(panel, "Sequence length").wait_for()
+    settle(panel)
     panel.evaluate("panel => panel.scrollIntoView({block: 'start'})")
-    sliders = panel.locator(".memlab-row:visible")
-    picture = panel.locator(".memlab-picture-timeline")
-    assert sliders.count() == 5, "four sliders, and the number formats"
-    for seen in (sliders.last, panel.locator(".memlab-fit"), picture, button(panel, "Run")):
+    sliders, picture = panel.get_by_role("slider"), panel.locator(".ml-chart")
+    assert sliders.count() == 4
+    for seen in (sliders.last, panel.locator(".ml-badge"), picture, button(panel, "Run")):
         wait_for(lambda seen=seen: bottom(seen) <= 768)
-    assert picture.bounding_box()["x"] > sliders.first.bounding_box()["x"] + 300
+    assert picture.bounding_box()["x"] > sliders.first.bounding_box()["x"] + 200
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("width", [1920, 1366, 760, 380])
 def test_nothing_is_cut_at_any_width(page, panel, width):
-    wait_for(lambda: panel.locator(PREDICTED).count() == 1)
-    panel.get_by_label("Batch size", exact=True).fill("1000000")
+    settle(panel)
+    box(panel, "Batch size").fill("1000000")
     page.set_viewport_size({"width": width, "height": 1500})
-    wait_for(lambda: panel.evaluate("e => e.scrollWidth <= e.clientWidth + 1"))
+    wait_for(lambda: is_inside(panel))
     for name in ("Batch size", "Memory budget", "Accumulation"):
-        box = panel.get_by_label(name, exact=True)
-        assert box.evaluate("e => e.scrollWidth <= e.clientWidth"), name
-    panel.get_by_label("Accumulation", exact=True).fill("2000000")  # more than samples
+        assert is_inside(box(panel, name)), name
+    box(panel, "Accumulation").fill("2000000")  # more than samples
     button(panel, "set to 524288").wait_for()
-    wait_for(lambda: panel.evaluate("e => e.scrollWidth <= e.clientWidth + 1"))
+    wait_for(lambda: is_inside(panel))
+    for dark in (True, False):
+        lab_ui.set_theme(page, dark)
+        panel.screenshot(path=SHOTS / f"wide-{width}-{'dark' if dark else 'light'}.png")
 
 
 def test_the_picture_says_what_is_held_where_a_person_points(page, panel):
-    wait_for(lambda: panel.locator(PREDICTED).count() == 1)
-    moments = panel.locator(MOMENT)
-    wait_for(lambda: moments.count() > 5)
-    assert shown_reading(panel) == ""
-    moments.nth(3).hover()
-    wait_for(lambda: "forward" in shown_reading(panel))
-    assert "parameters" in shown_reading(panel)
-
-    moments.nth(1).click()
-    page.mouse.move(5, 5)
-    wait_for(lambda: shown_reading(panel) != "")
-    assert chosen(panel) == 1
-    cells = page.locator(".jp-Cell").count()
+    settle(panel)
+    reading = panel.locator(".ml-reading")
+    assert reading.inner_text().startswith("at the peak")
+    picture = panel.locator(".ml-chart [tabindex]").first
+    picture.focus()
     page.keyboard.press("ArrowRight")
-    wait_for(lambda: chosen(panel) == 2)
+    wait_for(lambda: "parameters" in reading.inner_text())
+    cells = page.locator(".jp-Cell").count()
     for key in ("d", "d", "a"):  # which would delete a cell and add one
         page.keyboard.press(key)
     assert page.locator(".jp-Cell").count() == cells
 
 
+def test_nothing_moves_while_a_prediction_or_a_run_comes_and_goes(page, panel):
+    before = tops(panel, PLACES)
+    settle(panel)
+    assert tops(panel, PLACES) == before
+    box(panel, "Accumulation").fill("4")
+    wait_for(lambda: "4 micro-batches of 2" in panel.inner_text())
+    settle(panel)
+    assert tops(panel, PLACES) == before
+    box(panel, "Limit").fill("1 KiB")
+    wait_for(lambda: "does not fit" in badge(panel))
+    assert tops(panel, PLACES) == before
+    box(panel, "Limit").fill("")
+    press_run(panel)
+    assert tops(panel, PLACES) == before
+
+
 def test_a_status_is_greyed_once_the_settings_are_others(page, panel):
-    button(panel, "Run").click()
-    wait_for(lambda: status(panel).endswith("a step") and "run 1, batch 8" in status(panel))
-    assert panel.locator(".memlab-past").count() == 0
-    panel.get_by_label("Batch size", exact=True).fill("16")
-    wait_for(lambda: panel.locator(".memlab-past").count() == 1)
+    press_run(panel)
+    assert "run 1, batch 8" in status(panel)
+    assert panel.locator(".ml-status.ml-past").count() == 0
+    box(panel, "Batch size").fill("16")
+    wait_for(lambda: panel.locator(".ml-status.ml-past").count() == 1)
     assert "run 1, batch 8" in status(panel)
 
 
 def test_a_model_that_fails_is_said_first_and_where(page, lab):
     panel = open_panel(page, lab, "failing.ipynb")
-    alert = panel.locator(".memlab-failure [role=alert]")
+    alert = panel.locator(".ml-failure")
     alert.wait_for()
     assert "A training step of Wrong fails" in alert.inner_text()
     assert "a cell of the notebook, line" in alert.inner_text()
-    assert bottom(alert) < panel.locator(".memlab-row").first.bounding_box()["y"]
-    assert "ready" not in panel.inner_text()
+    assert bottom(alert) < slider(panel, "Batch size").bounding_box()["y"]
+
+
+def test_the_header_stays_one_line_on_a_laptop(page, panel):
+    page.set_viewport_size({"width": 1366, "height": 768})
+    limit, redo = box(panel, "Limit"), button(panel, "Redo")
+    wait_for(lambda: abs(redo.bounding_box()["y"] - limit.bounding_box()["y"]) < 12)
+    assert redo.bounding_box()["x"] > limit.bounding_box()["x"]
