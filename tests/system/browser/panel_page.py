@@ -60,8 +60,8 @@ def first_row(panel):
     heads, cells = panel.evaluate(
         """panel => {
           const table = panel.querySelector('table.ml-runs');
-          const texts = (place, name) => place
-            ? [...place.querySelectorAll(name)].slice(0, -1).map(cell => cell.innerText.trim()) : [];
+          const texts = (place, name) => [...(place?.querySelectorAll(name) ?? [])]
+            .slice(0, -1).map(cell => cell.innerText.trim());
           return table ? [texts(table.querySelector('thead'), 'th'),
                           texts(table.querySelector('tbody tr'), 'td')] : [[], []]; }"""
     )
