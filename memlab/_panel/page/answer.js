@@ -41,7 +41,7 @@ export function Answer({ source, screen }) {
       ></div>
     </div>
     <p class="ml-costs">
-      ${costs ? html`<span>${costs}</span>` : best && html`<${Costs} found=${best.found} />`}
+      ${costs ? html`<span class="ml-told" title=${costs}>${costs}</span>` : best && html`<${Costs} found=${best.found} />`}
       ${!why && before && before.found !== best?.found && html`<${Before} found=${before.found} />`}
     </p>
   </section>`;

@@ -172,25 +172,44 @@ export function Choice({ name, label, about = "", choices, value, onValue }) {
  * @param {(value: any) => void} props.onValue
  */
 export function Select({ label, about = "", choices, value, disabled = false, onValue }) {
+  const id = useId();
+  return html`<span class="ml-field" title=${about}>
+    <label for=${id}>${label}</label>
+    <${List} ...${{ id, choices, value, disabled, onValue }} />
+  </span>`;
+}
+
+/**
+ * @param {object} props
+ * @param {string} props.id
+ * @param {Option[]} props.choices
+ * @param {any} props.value one that is not offered is shown all the same
+ * @param {boolean} [props.disabled]
+ * @param {(value: any) => void} props.onValue
+ */
+function List({ id, choices, value, disabled = false, onValue }) {
   const isOffered = choices.some((choice) => choice.value === value);
   const all = isOffered ? choices : [...choices, { value, label: String(value) }];
-  return html`<label class="ml-field" title=${about}>
-    <span>${label}</span>
-    <select
-      disabled=${disabled}
-      value=${String(value)}
-      onChange=${(/** @type {Event} */ event) =>
-        onValue(all.find((choice) => String(choice.value) === valueOf(event))?.value)}
-    >
-      ${all.map(
-        (choice) =>
-          html`<option value=${String(choice.value)} selected=${choice.value === value}>
-            ${choice.label}
-          </option>`,
-      )}
-    </select>
-  </label>`;
+  return html`<select
+    id=${id}
+    disabled=${disabled}
+    value=${String(value)}
+    onChange=${(/** @type {Event} */ event) =>
+      onValue(all.find((choice) => String(choice.value) === valueOf(event))?.value)}
+  >
+    ${all.map(
+      (choice) =>
+        html`<option value=${String(choice.value)} selected=${choice.value === value}>
+          ${choice.label}
+        </option>`,
+    )}
+  </select>`;
 }
+
+let count = 0;
+
+/** An id for an element and its label. */
+export const useId = () => useState(() => `ml-of-label-${(count += 1)}`)[0];
 
 /** @param {{label: string, about?: string, value: boolean, disabled?: boolean, onValue: (value: boolean) => void}} props */
 export const Switch = ({ label, about = "", value, disabled = false, onValue }) =>
@@ -204,6 +223,29 @@ export const Switch = ({ label, about = "", value, disabled = false, onValue }) 
     />
     <span>${label}</span>
   </label>`;
+
+/**
+ * A button that keeps the focus while it cannot be pressed, so that keys still reach the panel.
+ *
+ * @param {object} props
+ * @param {string} props.name
+ * @param {string} [props.label] for those who cannot see it, where the name alone says too little
+ * @param {string} [props.about]
+ * @param {string} [props.kind] class
+ * @param {boolean} [props.disabled]
+ * @param {() => void} props.onPress
+ */
+export const Button = ({ name, label, about, kind = "", disabled = false, onPress }) =>
+  html`<button
+    type="button"
+    class=${kind}
+    title=${about}
+    aria-label=${label}
+    aria-disabled=${disabled}
+    onClick=${() => !disabled && onPress()}
+  >
+    ${name}
+  </button>`;
 
 /** A button that shows and hides what it names. @param {{name: string, controls: string, isOpen: boolean, about?: string, onOpen: (isOpen: boolean) => void}} props */
 export const Toggle = ({ name, controls, isOpen, about = "", onOpen }) =>

@@ -5,7 +5,7 @@
  * @typedef {import("./screen.js").Screen} Screen
  */
 
-import { LineText, Toggle, valueOf } from "./controls.js";
+import { Button, LineText, Select, Toggle, useId, valueOf } from "./controls.js";
 import { html, useEffect, useRef, useState } from "./vendor/preact.js";
 import { formatBytes } from "./words.js";
 
@@ -30,19 +30,15 @@ export function Head({ source, screen, panes }) {
     <${Limit} source=${source} screen=${screen} />
     ${
       isLive &&
-      html`<button
-        type="button"
-        title=${FIT}
+      html`<${Button}
+        name="Fit for me"
+        about=${FIT}
         disabled=${job.running}
-        onClick=${() => source.tell({ type: "fit" })}
-      >
-        Fit for me
-      </button>`
+        onPress=${() => source.tell({ type: "fit" })}
+      />`
     }
-    <button type="button" disabled=${!store.past.length} onClick=${() => store.undo()}>Undo</button>
-    <button type="button" disabled=${!store.future.length} onClick=${() => store.redo()}>
-      Redo
-    </button>
+    <${Button} name="Undo" disabled=${!store.past.length} onPress=${() => store.undo()} />
+    <${Button} name="Redo" disabled=${!store.future.length} onPress=${() => store.redo()} />
     ${
       isLive &&
       html`<span class="ml-tools">
@@ -69,16 +65,14 @@ const ABOUT = {
 };
 
 /** @param {{source: Source}} props */
-function Workload({ source: { store, catalog } }) {
-  return html`<label title=${catalog.tooltips.workload}>
-    Workload
-    <${List}
-      options=${catalog.workloads}
-      value=${store.state.fields.workload}
-      onValue=${(/** @type {string} */ workload) => store.move({ workload })}
-    />
-  </label>`;
-}
+const Workload = ({ source: { store, catalog } }) =>
+  html`<${Select}
+    label="Workload"
+    about=${catalog.tooltips.workload}
+    choices=${catalog.workloads}
+    value=${store.state.fields.workload}
+    onValue=${(/** @type {string} */ workload) => store.move({ workload })}
+  />`;
 
 /** @param {{source: Source}} props */
 function Device({ source: { store, catalog } }) {
@@ -86,24 +80,28 @@ function Device({ source: { store, catalog } }) {
   const isListed = catalog.devices.some(({ value }) => value === device && value !== OTHER);
   const [isAsked, ask] = useState(false); // "other" is chosen, and its memory not typed yet
   const box = useRef(/** @type {HTMLInputElement | null} */ (null));
+  const id = useId();
   useEffect(() => ask(false), [device]);
   useEffect(() => (isAsked ? box.current?.focus() : undefined), [isAsked]);
   const isOther = isAsked || !isListed;
-  return html`<label title=${catalog.tooltips.device}>
-      On
-      <${List}
-        options=${catalog.devices}
-        value=${isOther ? OTHER : device}
-        onValue=${(/** @type {string} */ value) =>
-          value === OTHER ? ask(true) : (ask(false), store.move({ device: value }))}
-      />
-    </label>
+  const choose = (/** @type {string} */ value) => {
+    ask(value === OTHER);
+    if (value !== OTHER) store.move({ device: value });
+  };
+  return html`<${Select}
+      label="On"
+      about=${catalog.tooltips.device}
+      choices=${catalog.devices}
+      value=${isOther ? OTHER : device}
+      onValue=${choose}
+    />
     ${
       isOther &&
-      html`<label title="the memory of the card, such as 24 GiB">
-        Memory
+      html`<span class="ml-field" title="the memory of the card, such as 24 GiB">
+        <label for=${id}>Memory</label>
         <input
           ref=${box}
+          id=${id}
           class="ml-box"
           type="text"
           placeholder="24 GiB"
@@ -111,21 +109,9 @@ function Device({ source: { store, catalog } }) {
           onChange=${(/** @type {Event} */ event) =>
             valueOf(event).trim() && store.move({ device: valueOf(event).trim() })}
         />
-      </label>`
+      </span>`
     }`;
 }
-
-/** @param {{options: import("./kernel.js").Option[], value: any, onValue: (value: any) => void}} props */
-const List = ({ options, value, onValue }) =>
-  html`<select value=${value} onChange=${(/** @type {Event} */ event) => onValue(valueOf(event))}>
-    ${(options.some((each) => each.value === value)
-      ? options
-      : [...options, { value, label: String(value) }]
-    ).map(
-      (each) =>
-        html`<option value=${each.value} selected=${each.value === value}>${each.label}</option>`,
-    )}
-  </select>`;
 
 /** The limit; "8" is asked back as 8 GiB. @param {{source: Source, screen: Screen}} props */
 function Limit({ source, screen: { limit } }) {

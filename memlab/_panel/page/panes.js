@@ -8,7 +8,7 @@
  */
 
 import { CATEGORY_STYLES, inkOn } from "./colours.js";
-import { LineText, Said } from "./controls.js";
+import { Button, LineText, Said } from "./controls.js";
 import { html, useState } from "./vendor/preact.js";
 import { formatBytes } from "./words.js";
 
@@ -38,14 +38,11 @@ function Fit({ source, pane: { answer, about, isPast, rows, notes } }) {
       ${rows.map(
         (/** @type {any} */ row, /** @type {number} */ at) =>
           html`<li class=${row.isHere ? "ml-here" : ""}>
-            <button
-              type="button"
-              aria-label=${`use ${at + 1}`}
+            <${Button}
+              name=${`use ${at + 1}`}
               disabled=${source.job.running}
-              onClick=${() => source.tell({ type: "use", pane: "fit", at })}
-            >
-              use ${at + 1}
-            </button>
+              onPress=${() => source.tell({ type: "use", pane: "fit", at })}
+            />
             <span>${row.settings}</span>
             <span class="ml-quiet">${row.price}</span>
             ${row.isClose && html`<${Said} verdict=${{ kind: "warn", text: "too close to say" }} />`}
@@ -67,21 +64,21 @@ function Base({ source, pane: { answer, about, isPast, canAsk, causes, rows } })
   return html`<p><b>${answer}</b></p>
     ${about && html`<p class="ml-quiet">${about}</p>`}
     <${Past} isPast=${isPast} />
-    <button type="button" disabled=${!canAsk} onClick=${() => source.tell({ type: "compareBase" })}>
-      compare with a base in bf16
-    </button>
+    <${Button}
+      name="compare with a base in bf16"
+      disabled=${!canAsk}
+      onPress=${() => source.tell({ type: "compareBase" })}
+    />
     ${causes.length > 0 && html`<${Plain} heads=${["what", "difference", "why"]} rows=${causes} />`}
     <ol class="ml-fits">
       ${rows.map(
         (/** @type {any} */ row, /** @type {number} */ at) =>
           html`<li>
-            <button
-              type="button"
+            <${Button}
+              name=${row.name}
               disabled=${!row.leads || source.job.running}
-              onClick=${() => source.tell({ type: "use", pane: "base", at })}
-            >
-              ${row.name}
-            </button>
+              onPress=${() => source.tell({ type: "use", pane: "base", at })}
+            />
             <span>${row.effect}</span>
           </li>`,
       )}
@@ -168,14 +165,12 @@ function Cards({ source: { store, job }, pane: { isPast, heads, rows } }) {
                     </td>`,
                 )}
                 <td>
-                  <button
-                    type="button"
-                    aria-label=${`show ${row.name}`}
+                  <${Button}
+                    name="show"
+                    label=${`show ${row.name}`}
                     disabled=${row.isHere || job.running}
-                    onClick=${() => store.move({ device: row.name })}
-                  >
-                    show
-                  </button>
+                    onPress=${() => store.move({ device: row.name })}
+                  />
                 </td>
               </tr>`,
           )}

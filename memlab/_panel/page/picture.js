@@ -98,7 +98,7 @@ function Timeline({ source, screen, step, found }) {
       <${Save} chart=${chart} />
     </div>
     <div class="ml-chart" ref=${root}></div>
-    <p class="ml-reading">
+    <p class=${`ml-reading${why ? " ml-past" : ""}`}>
       <b>${instant === null ? "at the peak: " : ""}${here.title}</b> ${here.lines.join(" ")}
     </p>
     ${

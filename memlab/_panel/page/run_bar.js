@@ -5,7 +5,7 @@
  * @typedef {import("./screen.js").Screen} Screen
  */
 
-import { Switch } from "./controls.js";
+import { Button, Switch } from "./controls.js";
 import { html } from "./vendor/preact.js";
 import { SYMBOLS } from "./verdict.js";
 
@@ -21,23 +21,19 @@ export function RunBar({ source, screen }) {
   const { kind, text, isPast } = answer.status;
   return html`<section class="ml-run" aria-label="Run">
     <div class="ml-run-buttons">
-      <button
-        type="button"
-        class="ml-primary"
-        title=${answer.why}
+      <${Button}
+        name=${answer.keeps ? "Keep this prediction" : "Run"}
+        kind="ml-primary"
+        about=${answer.why}
         disabled=${!canRun(source, screen)}
-        onClick=${() => source.tell({ type: "run" })}
-      >
-        ${answer.keeps ? "Keep this prediction" : "Run"}
-      </button>
-      <button
-        type="button"
-        title=${job.byCell ? BY_CELL : "Escape does this too"}
+        onPress=${() => source.tell({ type: "run" })}
+      />
+      <${Button}
+        name="Stop"
+        about=${job.byCell ? BY_CELL : "Escape does this too"}
         disabled=${!job.running || job.byCell}
-        onClick=${() => source.tell({ type: "stop" })}
-      >
-        Stop
-      </button>
+        onPress=${() => source.tell({ type: "stop" })}
+      />
       <${Switch}
         label="check gradients"
         about=${catalog.tooltips.check_gradients}

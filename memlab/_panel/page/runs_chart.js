@@ -25,7 +25,8 @@ export function RunsChart({ source, screen, rows }) {
     LEFT + (seconds / longest) * (WIDTH - LEFT - RIGHT);
   const yOf = (/** @type {number} */ held) =>
     HEIGHT - BOTTOM - (held / bytes.top) * (HEIGHT - TOP - BOTTOM);
-  const times = [0.25, 0.5, 0.75, 1].map((share) => share * longest);
+  const step = stepOf(longest / 4);
+  const times = Array.from({ length: Math.floor(longest / step) }, (_, at) => (at + 1) * step);
   const places = labelled(dots.map((dot) => ({ ...dot, x: xOf(dot.seconds), y: yOf(dot.bytes) })));
   return html`<figure class="ml-against">
     <figcaption>Peak memory against the time of a step; click a dot to compare its run</figcaption>
@@ -63,23 +64,32 @@ function dotsOf({ best, why, peak }, rows) {
   return dots;
 }
 
+/** 1, 2 or 5 times a power of ten, at least so much. @param {number} least */
+function stepOf(least) {
+  const power = 10 ** Math.floor(Math.log10(least));
+  return power * /** @type {number} */ ([1, 2, 5, 10].find((factor) => factor * power >= least));
+}
+
 /**
- * Labels beside their dots, the later ones left out where there is no room.
+ * Labels beside their dots; where there is no room a label is left out, the oldest first.
  *
  * @param {(Dot & {x: number, y: number})[]} dots
  */
 function labelled(dots) {
-  /** @type {{x: number, y: number, wide: number}[]} */
-  const taken = [];
+  const taken = dots.map(({ x, y }) => ({ from: x - 7, to: x + 7, y }));
   return [...dots].reverse().map((dot) => {
-    const wide = 6.4 * dot.label.length + 8;
-    const isRight = dot.x + 9 + wide < WIDTH;
-    const x = isRight ? dot.x + 9 : dot.x - 9 - wide;
-    const isFree = taken.every(
-      (other) => Math.abs(other.y - dot.y) > 14 || x > other.x + other.wide || x + wide < other.x,
-    );
-    if (isFree) taken.push({ x, y: dot.y, wide });
-    return { ...dot, isRight, isNamed: isFree };
+    const wide = 6.6 * dot.label.length;
+    const isFree = (/** @type {number} */ from) =>
+      from > LEFT &&
+      from + wide < WIDTH &&
+      taken.every(
+        (other) => Math.abs(other.y - dot.y) > 13 || from > other.to || from + wide < other.from,
+      );
+    const isRight = isFree(dot.x + 9);
+    const isNamed = isRight || isFree(dot.x - 9 - wide);
+    const from = isRight ? dot.x + 9 : dot.x - 9 - wide;
+    if (isNamed) taken.push({ from, to: from + wide, y: dot.y });
+    return { ...dot, isRight, isNamed };
   });
 }
 

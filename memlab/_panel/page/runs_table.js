@@ -7,7 +7,7 @@
  * @typedef {import("./runs_order.js").RunRow} RunRow
  */
 
-import { Said, Select, Switch, valueOf } from "./controls.js";
+import { Button, Said, Select, Switch, valueOf } from "./controls.js";
 import { saveText } from "./picture.js";
 import { RunsChart } from "./runs_chart.js";
 import { ORDERS, compare, shownRows } from "./runs_order.js";
@@ -65,25 +65,23 @@ export function RunsTable({ source, screen }) {
 function TableButtons({ source }) {
   const { rows, canUndo, total } = /** @type {Runs} */ (source.runs);
   const save = () => source.askCsv((text) => saveText(text, "text/csv", "runs.csv"));
-  return html`<button
-      type="button"
-      title="save all runs as a file"
+  return html`<${Button}
+      name="CSV"
+      about="save all runs as a file"
       disabled=${!total}
-      onClick=${save}
-    >
-      CSV
-    </button>
-    <button
-      type="button"
-      title="take runs that are not pinned off the table"
+      onPress=${save}
+    />
+    <${Button}
+      name="clear"
+      about="take runs that are not pinned off the table"
       disabled=${!rows.some((row) => !row.isPinned)}
-      onClick=${() => source.tell({ type: "clear" })}
-    >
-      clear
-    </button>
-    <button type="button" disabled=${!canUndo} onClick=${() => source.tell({ type: "undoClear" })}>
-      undo clear
-    </button>`;
+      onPress=${() => source.tell({ type: "clear" })}
+    />
+    <${Button}
+      name="undo clear"
+      disabled=${!canUndo}
+      onPress=${() => source.tell({ type: "undoClear" })}
+    />`;
 }
 
 /** @param {{source: Source, rows: RunRow[], columns: Runs["columns"]}} props */
@@ -97,8 +95,7 @@ function Rows({ source, rows, columns }) {
           (column) =>
             html`<th scope="col" class=${kindOf(column)} title=${column.title}>${column.name}</th>`,
         )}
-        <th scope="col" title="draw its memory over the picture">compare</th>
-        <th scope="col" title="keep it on the table, under a name">pin</th>
+        <th scope="col" class="ml-acts">compare, keep</th>
       </tr>
     </thead>
     <tbody>
@@ -111,8 +108,7 @@ function Rows({ source, rows, columns }) {
                   ${typeof cell === "string" ? cell : html`<${Said} verdict=${cell} />`}
                 </td>`,
             )}
-            <td><${Compare} ...${{ source, row }} /></td>
-            <td><${Pin} ...${{ source, row }} /></td>
+            <td class="ml-acts"><${Acts} ...${{ source, row }} /></td>
           </tr>`,
       )}
     </tbody>
@@ -120,23 +116,23 @@ function Rows({ source, rows, columns }) {
 }
 
 /** @param {{source: Source, row: RunRow}} props */
-const Compare = ({ source, row }) =>
-  html`<button
-    type="button"
-    aria-pressed=${row.isCompared}
-    aria-label=${`compare run ${row.number}`}
-    onClick=${() => compare(source, row)}
-  >
-    compare
-  </button>`;
-
-/** @param {{source: Source, row: RunRow}} props */
-function Pin({ source, row: { number, name, isPinned } }) {
+function Acts({ source, row }) {
+  const { number, name, isPinned, isCompared } = row;
   const pin = (/** @type {string | null} */ given) =>
     source.tell({ type: "pin", run: number, name: given });
-  return html`<span class="ml-pin">
+  return html`<span>
     <button
       type="button"
+      title="draw its memory over the picture"
+      aria-pressed=${isCompared}
+      aria-label=${`compare run ${number}`}
+      onClick=${() => compare(source, row)}
+    >
+      compare
+    </button>
+    <button
+      type="button"
+      title="keep it on the table, under a name"
       aria-pressed=${isPinned}
       aria-label=${`pin run ${number}`}
       onClick=${() => pin(isPinned ? null : "")}

@@ -1,0 +1,139 @@
+/** The kernel's side of a panel, played by a fake model: what is asked of it, and when. */
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { Kernel } from "../../memlab/_panel/page/kernel.js";
+
+const FIELDS = { workload: "gpt", batch_size: 8, accumulation_steps: 1, memory_budget: 1 };
+const el = /** @type {any} */ ({ closest: () => null });
+
+/** A model as anywidget gives it, with what was sent. @param {Record<string, any>} traits */
+function modelOf(traits = {}) {
+  /** @type {Record<string, ((...given: any[]) => void)[]>} */
+  const handlers = {};
+  /** @type {any[]} */
+  const sent = [];
+  /** @type {Record<string, any>} */
+  const state = {
+    asked: { by: "kernel", move: 0, fields: FIELDS },
+    answer: { by: "kernel", move: 0, family: "1", steps: [4, 5], run: null },
+    job: { running: false, byCell: false },
+    runs: { rows: [] },
+    ...traits,
+  };
+  const fire = (/** @type {string} */ name, /** @type {any[]} */ ...given) =>
+    (handlers[name] ?? []).forEach((act) => act(...given));
+  return {
+    state,
+    sent,
+    fire,
+    get: (/** @type {string} */ name) => state[name],
+    on: (/** @type {string} */ name, /** @type {() => void} */ act) =>
+      void (handlers[name] ??= []).push(act),
+    off: (/** @type {string} */ name) => void (handlers[name] = []),
+    send: (/** @type {any} */ message) => void sent.push(message),
+    set(/** @type {string} */ name, /** @type {any} */ value) {
+      state[name] = value;
+      fire(`change:${name}`);
+    },
+  };
+}
+
+test("a page begins with what the traits say, and asks once for what it lacks", () => {
+  const rows = [
+    { number: 2, isCompared: true, isPredicted: false },
+    { number: 3, isCompared: true, isPredicted: true },
+  ];
+  const model = modelOf({ runs: { rows } });
+  const kernel = new Kernel(model, el);
+  assert.deepEqual(kernel.store.state.fields, FIELDS);
+  assert.ok(kernel.isCurrent);
+  assert.deepEqual(model.sent, [{ type: "need", steps: [4, 5], runs: [2], csv: false }]);
+  model.set("answer", { ...model.state.answer, run: 2, steps: [4, 5, 6] });
+  assert.deepEqual(model.sent.slice(1), [{ type: "need", steps: [6], runs: [], csv: false }]);
+  kernel.close();
+});
+
+test("a press of Run takes with it what the kernel does not know", () => {
+  const model = modelOf();
+  const kernel = new Kernel(model, el);
+  const by = kernel.id;
+  model.sent.length = 0;
+  kernel.store.move({ batch_size: 16 });
+  kernel.store.move({ batch_size: 32 });
+  assert.ok(!kernel.isCurrent);
+  kernel.tell({ type: "run" });
+  assert.deepEqual(model.sent, [
+    { type: "set", by, move: 1, fields: { batch_size: 16 } },
+    { type: "run", by, move: 2, fields: { batch_size: 32 } },
+  ]);
+  model.set("asked", { by, move: 2, fields: { ...FIELDS, batch_size: 32 } });
+  model.set("answer", { ...model.state.answer, by, move: 2 });
+  assert.ok(kernel.isCurrent);
+  kernel.tell({ type: "run" });
+  assert.deepEqual(model.sent.at(-1), { type: "run", by, move: 2, fields: {} });
+  kernel.close();
+});
+
+test("an old echo changes nothing; what the kernel sets can be undone", () => {
+  const model = modelOf();
+  const kernel = new Kernel(model, el);
+  const by = kernel.id;
+  kernel.store.move({ batch_size: 16 });
+  kernel.store.move({ batch_size: 32 });
+  model.set("asked", { by, move: 1, fields: { ...FIELDS, batch_size: 16 } });
+  assert.equal(kernel.store.state.fields.batch_size, 32);
+  model.set("asked", { by, move: 2, fields: { ...FIELDS, batch_size: 32, sample_size: 128 } });
+  assert.equal(kernel.store.state.fields.sample_size, 128, "which the kernel has added");
+  model.set("asked", { by: "kernel", move: 3, fields: { ...FIELDS, batch_size: 4 } });
+  assert.equal(kernel.store.state.fields.batch_size, 4);
+  kernel.store.undo();
+  assert.equal(kernel.store.state.fields.batch_size, 32);
+  kernel.close();
+});
+
+test("recordings of other settings are not used", () => {
+  const model = modelOf();
+  const kernel = new Kernel(model, el);
+  kernel.recorded.set(4, /** @type {any} */ ("a recording"));
+  const { fields } = kernel.store.state;
+  assert.deepEqual(kernel.stepsFor({ ...fields, batch_size: 64 }), ["a recording"]);
+  assert.equal(kernel.stepsFor(fields), kernel.stepsFor(fields), "the same list");
+  assert.deepEqual(kernel.stepsFor({ ...fields, workload: "lstm" }), []);
+  model.set("answer", { ...model.state.answer, family: null, steps: [] });
+  assert.deepEqual(kernel.stepsFor(fields), [], "nothing is known any more");
+  kernel.close();
+});
+
+test("measured lines come as bytes, which need not be aligned", async () => {
+  const model = modelOf();
+  const kernel = new Kernel(model, el);
+  const bytes = new Uint8Array(3 + 16);
+  bytes.set(new Uint8Array(Float64Array.from([1.5, 2 ** 40]).buffer), 3);
+  const views = [new DataView(bytes.buffer, 3), new Uint8Array([2, 3]), new Int32Array([0, 1])];
+  model.fire(
+    "msg:custom",
+    { type: "run", number: 7 },
+    views.map((view) => new DataView(view.buffer, view.byteOffset, view.byteLength)),
+  );
+  model.fire("msg:custom", { type: "run", number: 8 }, []);
+  assert.deepEqual([...(kernel.measured(7)?.total ?? [])], [1.5, 2 ** 40]);
+  assert.deepEqual([...(kernel.measured(7)?.microBatch ?? [])], [0, 1]);
+  assert.equal(kernel.measured(8), null);
+  kernel.close();
+});
+
+test("a kernel that has died is said, and one that does not answer", (context) => {
+  context.mock.timers.enable({ apis: ["setTimeout"] });
+  const model = modelOf();
+  let isDead = false;
+  const kernel = new Kernel(model, /** @type {any} */ ({ closest: () => (isDead ? {} : null) }));
+  kernel.store.move({ batch_size: 16 });
+  context.mock.timers.tick(15_000);
+  assert.equal(kernel.trouble, "silent");
+  model.set("job", { running: true });
+  assert.equal(kernel.trouble, "", "it speaks");
+  isDead = true;
+  model.fire("comm_live_update");
+  assert.equal(kernel.trouble, "gone");
+  kernel.close();
+});

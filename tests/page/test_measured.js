@@ -1,0 +1,93 @@
+/** A measured line lies over the prediction event by event; the table shows what is asked of it. */
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { positions } from "../../memlab/_panel/page/layout.js";
+import { alignedWith, byEvent } from "../../memlab/_panel/page/measured.js";
+import { PHASES } from "../../memlab/_panel/page/recorded_step.js";
+import { ORDERS, shownRows } from "../../memlab/_panel/page/runs_order.js";
+
+const [FORWARD, BACKWARD, OPTIMIZER] = ["forward", "backward", "optimizer"].map((name) =>
+  PHASES.indexOf(name),
+);
+
+/** @param {number[]} phase @param {number[]} microBatch @param {number[]} total */
+const eventsOf = (phase, microBatch, total) => ({
+  phase: Uint8Array.from(phase),
+  microBatch: Int32Array.from(microBatch),
+  total: Float64Array.from(total),
+});
+
+const predicted = {
+  ...eventsOf(
+    [FORWARD, FORWARD, BACKWARD, BACKWARD, FORWARD, BACKWARD, OPTIMIZER],
+    [0, 0, 0, 0, 1, 1, 1],
+    [1, 2, 3, 2, 3, 2, 1],
+  ),
+  held: [],
+  operator: Int32Array.from([0, 0, 1, 2, 3, 4, 5]),
+};
+
+test("with the same events each lies where the prediction has it", () => {
+  const line = alignedWith(predicted, predicted);
+  assert.ok(line);
+  assert.deepEqual([...positions(line)], [...positions({ ...predicted, operator: line.operator })]);
+  assert.deepEqual([...line.operator], [0, 0.5, 1, 2, 3, 4, 5]);
+});
+
+test("more events are spread within their phase of their micro-batch", () => {
+  const measured = eventsOf(
+    [FORWARD, BACKWARD, BACKWARD, BACKWARD, BACKWARD, FORWARD, BACKWARD, OPTIMIZER],
+    [0, 0, 0, 0, 0, 1, 1, 1],
+    [1, 2, 3, 4, 3, 2, 2, 1],
+  );
+  const line = alignedWith(measured, predicted);
+  assert.deepEqual([...(line?.operator ?? [])], [0, 1, 1.5, 2, 2.5, 3, 4, 5]);
+});
+
+test("a phase that was not predicted stays where the step was, and nothing runs backwards", () => {
+  const measured = eventsOf(
+    [FORWARD, PHASES.indexOf("data"), BACKWARD, FORWARD, BACKWARD, OPTIMIZER],
+    [0, 1, 0, 1, 1, 1],
+    [1, 2, 3, 4, 3, 2],
+  );
+  const line = alignedWith(measured, predicted);
+  assert.deepEqual([...(line?.operator ?? [])], [0, 0, 1, 3, 4, 5]);
+});
+
+test("a run with another number of micro-batches has an axis of its own", () => {
+  const measured = eventsOf([FORWARD, BACKWARD, OPTIMIZER], [0, 0, 0], [1, 2, 1]);
+  assert.equal(alignedWith(measured, predicted), null);
+  assert.deepEqual([...byEvent(measured).operator], [0, 1, 2]);
+  assert.equal(alignedWith(eventsOf([], [], []), predicted), null);
+});
+
+const rows = [
+  { number: 1, peakBytes: 300, samplesPerSecond: 10, cells: ["1", "gpt", "bf16"], name: "" },
+  { number: 2, peakBytes: 100, samplesPerSecond: 30, cells: ["2", "gpt", "fp32"], name: "Best" },
+  { number: 3, peakBytes: null, samplesPerSecond: null, cells: ["3", "lstm", "fp32"], name: "" },
+  { number: 4, peakBytes: 100, samplesPerSecond: 20, cells: ["4", "gpt", "fp32"], name: "" },
+].map((row) => /** @type {any} */ ({ ...row, isStopped: row.number === 3 }));
+
+/** @param {object} wanted */
+const numbers = (wanted) =>
+  shownRows(rows, { order: ORDERS[0], words: "", withStopped: false, ...wanted }).map(
+    (row) => row.number,
+  );
+
+test("runs are sorted, the newest of equal ones first, and those without a number last", () => {
+  assert.deepEqual(numbers({}), [4, 2, 1]);
+  assert.deepEqual(numbers({ withStopped: true }), [4, 3, 2, 1]);
+  assert.deepEqual(numbers({ order: "least memory", withStopped: true }), [4, 2, 1, 3]);
+  assert.deepEqual(numbers({ order: "most samples/s", withStopped: true }), [2, 4, 1, 3]);
+});
+
+test("a row is shown if all words are in it, in its cells or its name", () => {
+  assert.deepEqual(numbers({ words: "GPT fp32" }), [4, 2]);
+  assert.deepEqual(numbers({ words: " best " }), [2]);
+  assert.deepEqual(numbers({ words: "bf16 best" }), []);
+  assert.deepEqual(
+    rows.map((row) => row.number),
+    [1, 2, 3, 4],
+    "the rows themselves stay",
+  );
+});
