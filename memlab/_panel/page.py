@@ -68,8 +68,9 @@ class Panes:
 
     def show(self, **contents: Any) -> None:
         """Show contents by pane."""
-        self._shown |= contents
-        self._told.tell(panes=dict(self._shown))
+        with self._told.together():  # threads show them
+            self._shown |= contents
+            self._told.tell(panes=dict(self._shown))
 
 
 def peak_pane(result: StepResult, limit_bytes: int | None) -> dict[str, Any]:
@@ -408,6 +409,7 @@ class Page:
         self._stop_judging = threading.Event()
         self._look = Latest(self._look_up)
         self._elsewhere = Elsewhere(asked, self.forecasts, self.panes)
+        self.show_progress("", 0.0)
         self._requests = Requests(
             self.forecasts, asked, log, self._keeper, self._elsewhere, self._tell_runs
         )
@@ -562,8 +564,11 @@ class Page:
             kind: of the verdict that colours it; "" for none.
             lasts: whether it stays until the next one, and not only as long as the settings do.
         """
-        self._said = Status(text=text, kind=kind, question=None if lasts else self._asked.question)
-        self._change_answer(status=self._status)
+        question = None if lasts else self._asked.question
+        with self.lock:
+            self._said = Status(text=text, kind=kind, question=question)
+            if not self.closed:
+                self._told.tell(answer={**self._told.answer, "status": self._status})
 
     @property
     def _status(self) -> dict[str, Any]:
@@ -581,10 +586,6 @@ class Page:
             return ""
         what = texts.PLAYED_BACK if self._asked.is_recorded else texts.NOT_HERE
         return f"{self._asked.device} {what}"
-
-    def _change_answer(self, **changes: Any) -> None:
-        if not self.closed:
-            self._told.tell(answer={**self._told.answer, **changes})
 
     # what is known of a workload
 
@@ -656,10 +657,10 @@ class Page:
         """Show the table after a run was added or changed."""
         with self.lock:
             last = self._log.last
+            self._tell_runs()
             if last is None or self.closed:
                 return
 
-            self._tell_runs()
             self._said = status.of_run(last)
             if not last.is_predicted:
                 is_done = last.result.outcome is Outcome.OK and not last.is_earlier

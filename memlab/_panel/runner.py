@@ -215,7 +215,8 @@ class Fitting:
     def use(self, at: int) -> None:
         """Move the sliders to a setting that was found."""
         with self._page.guarded():
-            if self._job is not None and at < len(self._found) and not self._is_past(self._job):
+            is_row = at in range(len(self._found))
+            if self._job is not None and is_row and not self._is_past(self._job):
                 self._move(self._job, self._found[at])
 
     def refresh(self) -> None:
@@ -412,7 +413,9 @@ class BaseEffect:
         """Set the controls as a change that may help has them."""
         with self._page.guarded():
             job, found = self._job, self._found
-            if job is None or found is None or self._is_past or at >= len(found.remedies):
+            if job is None or found is None or self._is_past:
+                return
+            if at not in range(len(found.remedies)):
                 return
             remedy = found.remedies[at]
             choices = _other_choices(remedy, job)
