@@ -8,10 +8,11 @@ import pytest
 from memlab import StepConfig
 from memlab._panel import state, texts
 from memlab._panel.choices import neighbours
-from memlab._panel.page import ranks_pane
+from memlab._panel.panes import ranks_pane
 from memlab._panel.runs import RunLog
 from memlab._panel.table import told
 from memlab._panel.texts import ranks_label, ranks_line
+from memlab._util.collectives import Communication
 from memlab.config import Sharding
 from memlab.techniques.sharding.sharding import most_ranks
 from memlab.techniques.technique import Refusal, Technique
@@ -158,14 +159,16 @@ def test_neighbours_of_ranks_divide_the_batch():
 
 
 def test_the_pane_holds_the_ranks_at_their_peak_and_what_a_rank_sends():
-    sent = Communication(collective="all_gather", num_ranks=4, num_calls=3, sent_bytes=6 * MIB)
+    sent = Communication(
+        collective="all-gather", num_ranks=4, num_calls=3, payload_bytes=8 * MIB, sent_bytes=6 * MIB
+    )
     pane = ranks_pane(dataclasses.replace(of_ranks(8, 8, 4), communication=(sent,)), 64 * MIB)
     assert [rank["label"] for rank in pane["ranks"]] == ["ranks 0-1", "rank 2"]
     alike, last = pane["ranks"]
     assert (alike["bytes"], alike["byCategory"]["optimizer_state"]) == (18 * MIB, 8 * MIB)
     assert (last["bytes"], last["limitBytes"], pane["alone"]) == (14 * MIB, 64 * MIB, "")
     assert "A rank sends 6.00 MiB a step, measured" in pane["sent"]["caption"]
-    assert pane["sent"]["rows"] == [["all_gather", "4", "3", "6.00 MiB"]]
+    assert pane["sent"]["rows"] == [["all-gather", "4", "3", "6.00 MiB"]]
     json.dumps(pane, allow_nan=False)
 
 

@@ -160,7 +160,11 @@ def test_channels_last_is_explained_by_device():
 
 @pytest.mark.parametrize("steps", [1, 2, 6])
 def test_what_a_further_division_does_is_said_of_one_that_ranks_can_take(steps):
-    page = SimpleNamespace(_facts={}, _asked=SimpleNamespace(name=""), _effect_of=lambda name: None)
+    page = SimpleNamespace(
+        _facts_of=lambda name: None,
+        _asked=SimpleNamespace(name=""),
+        _effect_of=lambda name: None,
+    )
     asked = StepConfig(batch_size=12, accumulation_steps=steps, sharding="zero3", world_size=2)
     assert bool(Page._said_of_division(page, asked)) == (steps < 6)
 
@@ -236,7 +240,7 @@ def test_where_nothing_measured_fits_the_next_step_is_offered(now, remedy):
 def test_what_micro_batches_do_is_not_looked_for_beside_a_job(monkeypatch):
     page = SimpleNamespace(guarded=nullcontext, lock=nullcontext(), closed=False, job=None,
                            _effects={}, _effect_of=lambda name: None, _workloads={"tiny": None},
-                           refresh=lambda: None)  # fmt: skip
+                           refresh=lambda: None, show_progress=lambda *_: None)  # fmt: skip
     seen = []
 
     def effect(workload, cancel):

@@ -3,10 +3,10 @@
 import re
 
 import pytest
+from memlab._panel.pictures import Pictures, Scene
 
 from memlab import StepConfig, plots
 from memlab._panel import pictures as comparisons
-from memlab._panel.pictures import Pictures, Scene
 from memlab._panel.runs import RunLog
 from memlab.errors import ConfigError
 from memlab.result import Source
