@@ -1,4 +1,4 @@
-"""What the tests of the panel share: a tiny workload, results, facts, and looking at widgets."""
+"""What the tests of the panel share: a tiny workload, results, facts, and the part of a page."""
 
 import time
 from contextlib import closing
@@ -8,7 +8,7 @@ from torch import nn
 
 import memlab
 from memlab import Outcome, StepConfig, Workload
-from memlab._panel import app, state
+from memlab._panel import state
 from memlab.result import Source, StepResult
 from memlab.runtime.inspect import WorkloadFacts
 
@@ -67,15 +67,64 @@ def settings(**changes):
     return {**state.from_config(StepConfig()), **changes}
 
 
-def find(panel: app.Panel, css_class: str):
-    def search(widget):
-        if css_class in getattr(widget, "_dom_classes", ()):
-            return widget
-        return next(filter(None, map(search, getattr(widget, "children", ()))), None)
+def press(panel, kind, **content):
+    """Send what a page sends."""
+    panel._hear({"type": kind, "by": "a page", **content})
 
-    found = search(panel._view._root)
-    assert found is not None, css_class
-    return found
+
+def move(panel, **fields):
+    """Set controls as a hand on the page does."""
+    press(panel, "set", move=panel._told.asked["move"] + 1, fields=fields)
+
+
+def line(panel, name):
+    """Return the line beside a control, or another line of the page."""
+    answer = panel._told.answer
+    return answer["lines"].get(name) or answer[name]
+
+
+def use(panel, name):
+    """Click the button of a line."""
+    move(panel, **line(panel, name)["remedy"]["fields"])
+
+
+def status(panel):
+    return panel._told.answer["status"]["text"]
+
+
+def badge(panel):
+    return panel._told.answer["fit"]
+
+
+def fields(panel):
+    """Return what the page is told is set."""
+    return panel._told.asked["fields"]
+
+
+def texts_of_row(runs, at=-1):
+    """Return the texts of a row of the table of runs, the newest one, by heading."""
+    heads = [column["name"] for column in runs["columns"]]
+    shown = [cell if isinstance(cell, str) else cell["text"] for cell in runs["rows"][at]["cells"]]
+    return dict(zip(heads, shown, strict=True))
+
+
+def row(panel, at=-1):
+    return texts_of_row(panel._told.runs, at)
+
+
+def rested(panel):
+    """Wait until the settings on screen were looked up."""
+    assert panel._page._look.wait(PATIENCE_SECONDS)
+
+
+def is_idle(panel):
+    return panel._page.job is None
+
+
+def settled(panel):
+    """Wait until what is on screen is predicted exactly."""
+    until(lambda: panel._told.answer["exact"])
+    rested(panel)
 
 
 def until(condition, seconds=PATIENCE_SECONDS):

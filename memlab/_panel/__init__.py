@@ -5,8 +5,9 @@
 - `asked.py`: the settings on screen and their code. `choices.py`: the workloads, devices and limits
   that can be chosen. `catalog.py`: the same as the page is told, with words and help. `state.py`:
   settings as plain values and judgements in words; `texts.py`: the lines beside the controls.
-- `page.py` tells the page what is known. `outlook.py`: what is said of it. `questions.py` predicts
-  while sliders move, and ahead while they rest; `step_files.py` numbers recordings.
+- `page.py` tells the page what is known, `panes.py` what was opened, and `outlook.py` says it in
+  words. `questions.py` predicts while sliders move, and ahead while they rest; `step_files.py`
+  numbers recordings.
 - `runner.py` starts a run, *Fit for me* and the comparison of a quantized base; `job.py` measures,
   `runs.py` keeps the runs, `table.py` tells of them, `cards_table.py` of other cards.
 - `saved_page.py`: the step where no kernel runs. `page/` is the page, which `joined.py` makes one

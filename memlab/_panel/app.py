@@ -20,7 +20,7 @@ from memlab._panel.asked import Asked
 from memlab._panel.page import Page
 from memlab._panel.panel_state import Message, PanelState
 from memlab._panel.runner import BaseEffect, Fitting, Runner
-from memlab._panel.runs import History, RunLog, count_runs
+from memlab._panel.runs import History, Run, RunLog, count_runs
 from memlab._panel.saved_page import (
     SavedStep,
     Still,
@@ -33,6 +33,7 @@ from memlab._panel.saved_page import (
     write,
 )
 from memlab._util.checks import anything, checked
+from memlab._util.units import shown
 from memlab.config import StepConfig
 from memlab.errors import ConfigError, MemlabError
 from memlab.result import StepResult
@@ -337,6 +338,7 @@ class Panel:
             if fields := message.get("fields"):
                 self._take(message, fields)
             said: Mapping[str, Callable[[], None]] = {
+                "set": lambda: None,  # it is taken by now
                 "run": self._runner.start,
                 "stop": self._runner.stop,
                 "fit": self._fitting.start,
@@ -351,13 +353,20 @@ class Panel:
                     message.get("steps", ()), message.get("runs", ()), csv=bool(message.get("csv"))
                 ),
             }
-            said.get(message.get("type", ""), lambda: None)()
+            kind = str(message.get("type"))
+            if kind not in said:
+                raise ConfigError(f"the page asks for {shown(kind)}, which is unknown: reload it")
+            said[kind]()
 
     def _take(self, message: Message, fields: Mapping[str, Any]) -> None:
-        with self._page.lock:
-            self._asked.take(fields)
-            self._page.moved(str(message["by"]), int(message["move"]))
-        self._changed()
+        """Set what a page has changed; one that is refused shows again what is set."""
+        by, move = str(message["by"]), int(message["move"])
+        try:
+            with self._page.lock:
+                self._page.moved(by, move)
+                self._asked.take(fields)
+        finally:
+            self._changed()
 
     def _use(self, pane: str, at: int) -> None:
         (self._fitting if pane == "fit" else self._base).use(at)
@@ -372,14 +381,21 @@ class Panel:
 
     def _pin(self, number: int, name: str | None) -> None:
         """Pin a run under a name, "" for its number; None unpins it."""
-        run = self._log.runs[number - 1]
-        self._change_runs(
-            lambda: self._log.pin(number, "" if name is None else name or run.default_name)
-        )
+        run = self._run(number)
+        given = "" if name is None else str(name) or run.default_name
+        self._change_runs(lambda: self._log.pin(run.number, given))
+
+    def _run(self, number: Any) -> Run:
+        found = [run for run in self._log.runs if run.number == number]
+        if not found:
+            raise ConfigError(f"this panel has no run {shown(number)}")
+        return found[0]
 
     def _compare(self, number: int) -> None:
+        compared = self._run(number).number if number else 0
+
         def compare() -> None:
-            self._log.compared = number
+            self._log.compared = compared
 
         self._change_runs(compare)
 

@@ -350,6 +350,9 @@ def _shell() -> Any:
     return get_ipython()
 
 
+TYPED = ("device", "memory_limit")  # on a page, as texts
+
+
 class Asked:
     """The settings on screen, which may be wrong for a while, and what they ask for.
 
@@ -367,7 +370,9 @@ class Asked:
         panel: object,
         arrived: Callable[[], None],
     ) -> None:
-        self._fields = dict(fields)
+        self._fields: dict[str, Any] = {}
+        self._own: dict[str, Any] = {}  # by field: what a person has set that is no choice here
+        self.set_step(fields)
         self.names = tuple(workloads)  # of the list
         self._workloads, self._panel = workloads, panel
         self._offered: str | None = None  # the workload whose sizes and choices are offered
@@ -718,6 +723,12 @@ class Asked:
 
     def set_step(self, settings: Mapping[str, Any]) -> None:
         """Set fields of a config, as checked."""
+        self._own |= {
+            field: settings[field]
+            for field in state.FIELDS
+            if state.offered(field)
+            and settings.get(field, state.offered(field)[0]) not in state.offered(field)
+        }
         self._fields |= settings
 
     def take(self, fields: Mapping[str, Any]) -> None:
@@ -731,12 +742,14 @@ class Asked:
         if workload not in self.names:
             raise WorkloadError(f"workload={workload!r} is not in the panel")
         found = {
-            name: state.from_page(name, value, self._fields[name])
+            name: state.from_page(name, value, self._own.get(name))
             for name, value in fields.items()
             if name in state.FIELDS
         }
-        others = {name: fields[name] for name in fields if name in state.HEADER_FIELDS}
-        self._fields |= found | others
+        texts = {name: fields[name] and str(fields[name]) for name in TYPED if name in fields}
+        if "check_gradients" in fields:
+            found["check_gradients"] = bool(fields["check_gradients"])
+        self._fields |= found | texts | {"workload": workload}
         self.follow_workload()
         if isinstance(values := fields.get("choices"), Mapping):
             known = {name: value for name, value in values.items() if name in self._own_choices}

@@ -1,15 +1,21 @@
 """The setting on screen on every known card, side by side: what the forecasts know of each."""
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from memlab._panel.asked import Asked
+from memlab._panel.choices import compared_cards
+from memlab._panel.job import Latest
+from memlab._panel.panes import Panes
 from memlab._panel.questions import Estimate, Forecasts, Question
 from memlab._panel.state import Verdict, outcome_verdict
 from memlab._panel.table import NONE, cell, format_rate, limit_verdict, or_none
 from memlab._util.units import format_bytes, format_seconds, plus_minus
 from memlab.result import StepResult
+from memlab.store import recorded
 
 WAITING = "waiting"
 TITLES = {
@@ -131,3 +137,58 @@ def _time(result: StepResult) -> str:
 def _anywhere(question: Question | None) -> Question | None:
     """Return the question without its device."""
     return dataclasses.replace(question, device="") if question else None
+
+
+# Keeps the table of cards up to date with the settings on screen, without delaying them.
+
+REST_SECONDS = 0.3  # settings at rest for this long are looked up on all cards
+
+
+class Elsewhere:
+    """Fills the table of cards in a thread of its own, while it is open.
+
+    Args:
+        asked: reads what is on screen.
+        forecasts: of the panel.
+        panes: show the table.
+    """
+
+    def __init__(self, asked: Asked, forecasts: Forecasts, panes: Panes) -> None:
+        self._cards = CardsTable(compared_cards())
+        self._asked, self._forecasts, self._panes = asked, forecasts, panes
+        self._closed = False
+        self._fill = Latest(self._fill_cards)
+
+    @property
+    def questions(self) -> list[Question]:
+        """What the worker has to predict for the table; nothing while it is folded."""
+        question = self._asked.question
+        return self._cards.questions(question) if question and self._is_open else []
+
+    @property
+    def _is_open(self) -> bool:
+        return self._panes.is_open("cards")
+
+    def refresh(self) -> None:
+        """Show what is known about the settings on screen, soon."""
+        if self._is_open:
+            self._fill()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed = True
+        self._fill.close()
+
+    def _fill_cards(self, _: object) -> None:
+        question = self._asked.question
+        self._panes.show(cards=self._cards.told(question))
+        time.sleep(REST_SECONDS)  # a slider that moves must not share the processor
+
+        def is_newest() -> bool:
+            return not self._closed and self._asked.question == question
+
+        if question is not None and is_newest():
+            limits = {name: recorded.capacity(name) for name in self._cards.names}
+            limits[question.device] = self._asked.limit
+            if self._cards.fill(question, limits, self._forecasts, is_newest):
+                self._panes.show(cards=self._cards.told(question))

@@ -159,10 +159,16 @@ def form(
         "choices": _choices(listed.choices, given.choices),
         "precisions": _precisions(formats, str(settings["precision"])),
         "disabled": off if has_blocks else [*off, "checkpointing"],
+        "own": {name: value for name, value in as_json(settings).items() if _is_own(name, value)},
         "moreLabel": more_label(settings),
         "ranksLabel": ranks_label(settings),
         "base": quantized_base(given),
     }
+
+
+def _is_own(field: str, value: Any) -> bool:
+    """Return whether a value is a person's own, which is none of the choices."""
+    return bool(offered(field)) and value not in offered(field)
 
 
 def _choices(own: WorkloadChoices | None, here: WorkloadChoices | None) -> list[dict[str, Any]]:

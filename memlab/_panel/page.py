@@ -7,177 +7,33 @@ becomes a sentence on the page, because nobody else would see it. Left out: how 
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from memlab._panel import catalog, choices, state, table, texts
 from memlab._panel import outlook as status
 from memlab._panel.asked import Asked
-from memlab._panel.cards_table import CardsTable
-from memlab._panel.choices import compared_cards, neighbours
-from memlab._panel.job import BaseJob, FitJob, Latest, PanelJob, Throttle
+from memlab._panel.cards_table import Elsewhere
+from memlab._panel.choices import neighbours
+from memlab._panel.job import BaseJob, FitJob, Latest, PanelJob
 from memlab._panel.outlook import MAKING, Outlook, Status, outlook, recorded_line, with_numbers
 from memlab._panel.panel_state import PanelState
+from memlab._panel.panes import Panes, peak_pane, ranks_pane
 from memlab._panel.questions import Estimate, Forecasts, Question
 from memlab._panel.runs import RunLog
-from memlab._panel.state import setting_words
 from memlab._panel.step_files import StepFiles
 from memlab._panel.texts import Line, as_json
 from memlab._util.units import format_bytes
 from memlab.api import accumulation_effect, inspect_workload
 from memlab.config import FP32_FORMATS, StepConfig
 from memlab.errors import ConfigError, MemlabError
-from memlab.figures.peak import ALONE, rank_bars
 from memlab.result import Outcome, Source, StepResult
 from memlab.running import Progress
 from memlab.runtime.accumulation import AccumulationEffect
 from memlab.runtime.inspect import WorkloadFacts
-from memlab.runtime.isolation import prewarm
-from memlab.search.explain import Remedy, explain
-from memlab.store import recorded
 from memlab.techniques import every
 from memlab.workload import Workload
-
-# What a person has opened beside the sliders and the picture, and what it shows.
-
-HELD_ROWS = 8
-SENT = ("together", "ranks", "calls a step", "sent by a rank")
-
-
-class Panes:
-    """What the page is told of each pane.
-
-    Args:
-        told: of the panel.
-    """
-
-    def __init__(self, told: PanelState) -> None:
-        self._told = told
-        self._open: dict[str, frozenset[str]] = {}  # by view
-        self._shown: dict[str, Any] = {}
-
-    def open(self, view: str, names: Iterable[str]) -> None:
-        """Note which panes are open in a view."""
-        self._open[view] = frozenset(names)
-
-    def is_open(self, name: str) -> bool:
-        """Return whether a pane is open in any view."""
-        return any(name in names for names in self._open.values())
-
-    def show(self, **contents: Any) -> None:
-        """Show contents by pane."""
-        self._shown |= contents
-        self._told.tell(panes=dict(self._shown))
-
-
-def peak_pane(result: StepResult, limit_bytes: int | None) -> dict[str, Any]:
-    """Return what holds the peak of a result, and what would lower it."""
-    found = explain(result.against_limit(limit_bytes))
-    return {
-        "sentence": found.message,
-        "facts": [str(row) for row in found.rows[:HELD_ROWS]],
-        "remedies": [_remedy(one) for one in found.remedies],
-    }
-
-
-def _remedy(remedy: Remedy) -> dict[str, Any]:
-    freed = remedy.freed_bytes
-    less = "" if freed is None else f"peak about {format_bytes(freed)} lower; "
-    return {
-        "label": ", ".join(setting_words(*item) for item in remedy.change.items()),
-        "effect": f"{less}{remedy.effect}; price: {remedy.price}",
-        "fields": as_json(remedy.change),
-    }
-
-
-def ranks_pane(result: StepResult | None, limit_bytes: int | None) -> dict[str, Any]:
-    """Return what each rank of a result holds at its peak, and what a rank sends."""
-    bars = rank_bars(result) if result else []
-    if result is None or not bars:
-        return {"alone": ALONE, "ranks": [], "sent": None}
-    ranks = [
-        {
-            "label": bar.label,
-            "bytes": bar.peak_bytes,
-            "byCategory": dict(bar.result.peak_by_category or {}),
-            "limitBytes": limit_bytes,
-        }
-        for bar in bars
-    ]
-    return {"alone": "", "ranks": ranks, "sent": _sent(result)}
-
-
-def _sent(result: StepResult) -> dict[str, Any] | None:
-    if not result.communication:
-        return None
-    total = format_bytes(sum(each.sent_bytes for each in result.communication))
-    return {
-        "caption": f"A rank sends {total} a step, {result.source}, if all goes round a ring.",
-        "heads": SENT,
-        "rows": [
-            [each.collective, str(each.num_ranks), str(each.num_calls),
-             format_bytes(each.sent_bytes)]
-            for each in result.communication
-        ],
-    }  # fmt: skip
-
-
-# Keeps the table of cards up to date with the settings on screen, without delaying them.
-
-REST_SECONDS = 0.3  # settings at rest for this long are looked up on all cards
-
-
-class Elsewhere:
-    """Fills the table of cards in a thread of its own, while it is open.
-
-    Args:
-        asked: reads what is on screen.
-        forecasts: of the panel.
-        panes: show the table.
-    """
-
-    def __init__(self, asked: Asked, forecasts: Forecasts, panes: Panes) -> None:
-        self._cards = CardsTable(compared_cards())
-        self._asked, self._forecasts, self._panes = asked, forecasts, panes
-        self._closed = False
-        self._fill = Latest(self._fill_cards)
-
-    @property
-    def questions(self) -> list[Question]:
-        """What the worker has to predict for the table; nothing while it is folded."""
-        question = self._asked.question
-        return self._cards.questions(question) if question and self._is_open else []
-
-    @property
-    def _is_open(self) -> bool:
-        return self._panes.is_open("cards")
-
-    def refresh(self) -> None:
-        """Show what is known about the settings on screen, soon."""
-        if self._is_open:
-            self._fill()
-
-    def close(self) -> None:
-        """End the thread."""
-        self._closed = True
-        self._fill.close()
-
-    def _fill_cards(self, _: object) -> None:
-        question = self._asked.question
-        self._panes.show(cards=self._cards.told(question))
-        time.sleep(REST_SECONDS)  # a slider that moves must not share the processor
-
-        def is_newest() -> bool:
-            return not self._closed and self._asked.question == question
-
-        if question is not None and is_newest():
-            limits = {name: recorded.capacity(name) for name in self._cards.names}
-            limits[question.device] = self._asked.limit
-            if self._cards.fill(question, limits, self._forecasts, is_newest):
-                self._panes.show(cards=self._cards.told(question))
-
 
 # Predictions that a person keeps: each becomes a row of the table once it is exact. No
 # widgets.
@@ -408,6 +264,7 @@ class Page:
         self._stop_judging = threading.Event()
         self._look = Latest(self._look_up)
         self._elsewhere = Elsewhere(asked, self.forecasts, self.panes)
+        self.show_progress("", 0.0)
         self._requests = Requests(
             self.forecasts, asked, log, self._keeper, self._elsewhere, self._tell_runs
         )
@@ -562,8 +419,11 @@ class Page:
             kind: of the verdict that colours it; "" for none.
             lasts: whether it stays until the next one, and not only as long as the settings do.
         """
-        self._said = Status(text=text, kind=kind, question=None if lasts else self._asked.question)
-        self._change_answer(status=self._status)
+        question = None if lasts else self._asked.question
+        with self.lock:
+            self._said = Status(text=text, kind=kind, question=question)
+            if not self.closed:
+                self._told.tell(answer={**self._told.answer, "status": self._status})
 
     @property
     def _status(self) -> dict[str, Any]:
@@ -581,10 +441,6 @@ class Page:
             return ""
         what = texts.PLAYED_BACK if self._asked.is_recorded else texts.NOT_HERE
         return f"{self._asked.device} {what}"
-
-    def _change_answer(self, **changes: Any) -> None:
-        if not self.closed:
-            self._told.tell(answer={**self._told.answer, **changes})
 
     # what is known of a workload
 
@@ -656,10 +512,10 @@ class Page:
         """Show the table after a run was added or changed."""
         with self.lock:
             last = self._log.last
+            self._tell_runs()
             if last is None or self.closed:
                 return
 
-            self._tell_runs()
             self._said = status.of_run(last)
             if not last.is_predicted:
                 is_done = last.result.outcome is Outcome.OK and not last.is_earlier
@@ -865,80 +721,3 @@ class Page:
         if question is None:
             return []
         return self._files.as_text(self.forecasts.recorded(question), question.config)
-
-
-# `Beside`: asks memlab what takes a while in a thread beside the kernel's, one thing at a
-# time.
-#
-# *Stop* ends it as it ends a run. A failure becomes a sentence, because a thread has no
-# caller.
-
-T = TypeVar("T")
-
-
-class Beside:
-    """Asks on behalf of a pane of the page.
-
-    Args:
-        page: shows progress and sentences, and knows whether a run goes on.
-    """
-
-    def __init__(self, page: Page) -> None:
-        self._page = page
-
-    def begin(self, job: FitJob | BaseJob) -> bool:
-        """Take the turn of a job; return whether it was free."""
-        with self._page.lock:
-            if self._page.job is not None:
-                return False
-            self._page.begin(job)
-            self._page.forecasts.ahead([])  # they would take turns with it in the worker
-            return True
-
-    def ask(
-        self,
-        job: FitJob | BaseJob,
-        question: Callable[[Throttle], T],
-        arrived: Callable[[T], None],
-        failed: Callable[[str], None],
-    ) -> None:
-        """Ask in a thread, and let the next job begin once it has ended.
-
-        Args:
-            job: that has begun.
-            question: returns the answer; it tells its progress to what it is given.
-            arrived: takes the answer, unless the panel is closed.
-            failed: takes a sentence that says why there is none.
-        """
-
-        def work() -> None:
-            tell = Throttle(self._page.tell)
-            try:
-                with self._page.guarded():
-                    try:
-                        answer = question(tell)
-                    except Exception as error:  # a thread has no caller
-                        self._say(job, error, failed)
-                        return
-                    tell.drop()  # late progress would overwrite the answer
-                    if not self._page.closed:
-                        arrived(answer)
-            finally:
-                tell.close()
-                self._end()
-
-        threading.Thread(target=work, daemon=True).start()
-
-    def _say(self, job: FitJob | BaseJob, error: Exception, failed: Callable[[str], None]) -> None:
-        was_stopped = job.cancel.is_set()
-        text = job.stopped if was_stopped else texts.error_text(error)
-        failed(text)
-        self._page.say(text, state.OPEN if was_stopped else state.BAD)
-
-    def _end(self) -> None:
-        """Let the next job begin."""
-        with self._page.lock:
-            self._page.end()
-        self._page.show_progress("", 0.0)
-        self._page.refresh()
-        prewarm()  # if the job was stopped, its worker is gone

@@ -2,17 +2,18 @@
 
 import contextlib
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from memlab._panel import choices, state
+from memlab._panel import choices, state, texts
 from memlab._panel.asked import Asked
 from memlab._panel.catalog import label, words
 from memlab._panel.choices import quantized_base
 from memlab._panel.job import BaseJob, FitJob, PanelJob, Throttle
 from memlab._panel.outlook import MAKING, with_numbers
-from memlab._panel.page import Beside, Page
+from memlab._panel.page import Page
 from memlab._panel.questions import Question
 from memlab._panel.runs import Run, RunLog
 from memlab._panel.state import setting_words
@@ -161,6 +162,83 @@ class Runner:
         prewarm()  # if this run stopped its worker, the next one does not wait for another
 
 
+# `Beside`: asks memlab what takes a while in a thread beside the kernel's, one thing at a
+# time.
+#
+# *Stop* ends it as it ends a run. A failure becomes a sentence, because a thread has no
+# caller.
+
+T = TypeVar("T")
+
+
+class Beside:
+    """Asks on behalf of a pane of the page.
+
+    Args:
+        page: shows progress and sentences, and knows whether a run goes on.
+    """
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+
+    def begin(self, job: FitJob | BaseJob) -> bool:
+        """Take the turn of a job; return whether it was free."""
+        with self._page.lock:
+            if self._page.job is not None:
+                return False
+            self._page.begin(job)
+            self._page.forecasts.ahead([])  # they would take turns with it in the worker
+            return True
+
+    def ask(
+        self,
+        job: FitJob | BaseJob,
+        question: Callable[[Throttle], T],
+        arrived: Callable[[T], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        """Ask in a thread, and let the next job begin once it has ended.
+
+        Args:
+            job: that has begun.
+            question: returns the answer; it tells its progress to what it is given.
+            arrived: takes the answer, unless the panel is closed.
+            failed: takes a sentence that says why there is none.
+        """
+
+        def work() -> None:
+            tell = Throttle(self._page.tell)
+            try:
+                with self._page.guarded():
+                    try:
+                        answer = question(tell)
+                    except Exception as error:  # a thread has no caller
+                        self._say(job, error, failed)
+                        return
+                    tell.drop()  # late progress would overwrite the answer
+                    if not self._page.closed:
+                        arrived(answer)
+            finally:
+                tell.close()
+                self._end()
+
+        threading.Thread(target=work, daemon=True).start()
+
+    def _say(self, job: FitJob | BaseJob, error: Exception, failed: Callable[[str], None]) -> None:
+        was_stopped = job.cancel.is_set()
+        text = job.stopped if was_stopped else texts.error_text(error)
+        failed(text)
+        self._page.say(text, state.OPEN if was_stopped else state.BAD)
+
+    def _end(self) -> None:
+        """Let the next job begin."""
+        with self._page.lock:
+            self._page.end()
+        self._page.show_progress("", 0.0)
+        self._page.refresh()
+        prewarm()  # if the job was stopped, its worker is gone
+
+
 # `Fitting`: what *Fit for me* searches, where it moves the sliders, and what it says of it.
 #
 # The search is `memlab.recommend` by prediction, in a thread. Memory budget and
@@ -215,7 +293,8 @@ class Fitting:
     def use(self, at: int) -> None:
         """Move the sliders to a setting that was found."""
         with self._page.guarded():
-            if self._job is not None and at < len(self._found) and not self._is_past(self._job):
+            is_row = at in range(len(self._found))
+            if self._job is not None and is_row and not self._is_past(self._job):
                 self._move(self._job, self._found[at])
 
     def refresh(self) -> None:
@@ -412,7 +491,9 @@ class BaseEffect:
         """Set the controls as a change that may help has them."""
         with self._page.guarded():
             job, found = self._job, self._found
-            if job is None or found is None or self._is_past or at >= len(found.remedies):
+            if job is None or found is None or self._is_past:
+                return
+            if at not in range(len(found.remedies)):
                 return
             remedy = found.remedies[at]
             choices = _other_choices(remedy, job)

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from memlab import plots
 from memlab._panel import choices, table
@@ -35,7 +35,7 @@ from memlab.techniques import every
 from memlab.techniques.every import CONTROLS
 
 if TYPE_CHECKING:
-    from memlab._panel.asked import Asked
+    from memlab._panel.asked import Asked, Shown
     from memlab._panel.page import Page
     from memlab._panel.runs import RunLog
     from memlab.prediction.predict import Prediction
@@ -232,13 +232,6 @@ REST_SECONDS = 1.0  # that settings rest before the output is renewed
 PICTURE_SIZE = (9.0, 4.0)
 
 
-class Update(Protocol):
-    """An output that can be replaced in place."""
-
-    def update(self, bundle: Mapping[str, Any], *, raw: bool) -> None:
-        """Show this MIME bundle instead."""
-
-
 class Still:
     """The output of a panel that a notebook saves, renewed in a thread once something is new.
 
@@ -250,14 +243,12 @@ class Still:
 
     def __init__(self, asked: Asked, page: Page, log: RunLog) -> None:
         self._asked, self._page, self._log = asked, page, log
-        self._output: Update | None = None
+        self._output: Shown | None = None
         self._shown: object = None  # what it shows, to be compared
         self._name = f"memlab-{uuid.uuid4().hex[:8]}"
         self._renew = Latest(self._renew_after_rest)
 
-    def show(
-        self, plain: Mapping[str, str], display: Callable[[Mapping[str, Any]], Update]
-    ) -> None:
+    def show(self, plain: Mapping[str, str], display: Callable[[Mapping[str, Any]], Shown]) -> None:
         """Show what is known by now as an output of the running cell.
 
         Args:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from memlab._util.units import format_bytes
+from memlab._util.units import format_bytes, shown
 from memlab.config import Precision, Sharding, StepConfig, allowed_value
 from memlab.errors import ConfigError
 from memlab.result import CountedPeak, FitStatus, Outcome, Source, StepResult, format_percent
@@ -68,10 +68,7 @@ def from_config(config: StepConfig) -> dict[str, Any]:
         value, choices = getattr(config, field), offered(field)
         is_own = field == "optimizer" and config.has_own_optimizer
         if choices and value not in choices and not is_own:
-            names = ", ".join(repr(str(name)) for name in choices)
-            raise ConfigError(
-                f"{field}={str(value)!r} has no control in the panel; allowed is one of {names}"
-            )
+            raise _no_control(field, str(value))
 
     if config.checkpoint_modules != "auto":
         raise ConfigError(
@@ -86,6 +83,13 @@ def from_config(config: StepConfig) -> dict[str, Any]:
         )
 
     return {field: getattr(config, field) for field in FIELDS}
+
+
+def _no_control(field: str, value: object) -> ConfigError:
+    names = ", ".join(repr(str(name)) for name in offered(field))
+    return ConfigError(
+        f"{field}={shown(value)} has no control in the panel; allowed is one of {names}"
+    )
 
 
 def check_names(fields: Iterable[str]) -> None:
@@ -148,31 +152,38 @@ def nearest_batch(settings: Settings) -> int:
 def parse_number(text: str, kind: type[int] | type[float]) -> Any:
     """Return the number that was typed, or the text itself, which `StepConfig` refuses by name."""
     try:
-        return kind(text.strip())
+        number = kind(text.strip())
     except ValueError:
         return text.strip()
+    # no JSON for a page holds the others
+    return number if isinstance(number, int) or math.isfinite(number) else text.strip()
 
 
-def from_page(field: str, sent: Any, here: Any) -> Any:
-    """Return the value of a field that a page has sent; what it cannot mean is a wrong number.
+def from_page(field: str, sent: Any, own: Any) -> Any:
+    """Return the value of a field that a page has sent; a number may be a wrong text.
 
     Args:
         field: of a config.
         sent: plain JSON.
-        here: the value on screen, which stays if it is a person's own function.
+        own: what is no choice of the panel's and was on screen, such as a person's own function;
+            None if nothing was.
+
+    Raises:
+        ConfigError: it is no choice of the panel's.
     """
     kind = type(getattr(StepConfig(), field))
     if kind in (int, float):
-        if isinstance(sent, str):
-            return parse_number(sent, kind)
-        return kind(sent) if isinstance(sent, int | float) and sent == kind(sent) else str(sent)
-    if sent == OWN and callable(here):
-        return here
+        is_number = isinstance(sent, str | int | float) and not isinstance(sent, bool)
+        return parse_number(str(sent), kind) if is_number else shown(sent)
     if not offered(field):
         return bool(sent)
     is_bool = isinstance(sent, bool)  # which is a number to Python
-    same = (one for one in offered(field) if one == sent and isinstance(one, bool) is is_bool)
-    return next(same, sent)
+    same = [one for one in offered(field) if one == sent and isinstance(one, bool) is is_bool]
+    if own is not None and sent == (OWN if callable(own) else own):
+        same.append(own)
+    if not same:
+        raise _no_control(field, sent)
+    return same[0]
 
 
 def largest_accumulation(batch_size: int) -> int:

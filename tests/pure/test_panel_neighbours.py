@@ -2,12 +2,8 @@
 
 import dataclasses
 
-import pytest
-
-from memlab._panel.choices import BUDGET_STEP, LARGEST, neighbours
-from memlab._panel.controls import Controls
+from memlab._panel.choices import LARGEST, neighbours
 from tests.forecast_parts import question
-from tests.panel_parts import settings
 
 OFFERED = ("as-built", "bf16")
 
@@ -100,11 +96,3 @@ def test_a_hand_at_the_size_has_sizes_predicted_first():
     # a workload of one size has none
     assert set(names(question(32), sizes=())) == {None}
     assert set(names(question(32, workload_name="other"))) == {None}
-
-
-@pytest.mark.parametrize("name", ["batch_size", "accumulation_steps", "world_size"])
-def test_neighbours_are_positions_of_the_sliders(name):
-    sliders = Controls(settings(), lambda: None, lambda: None).sliders
-    slider = sliders[name].slider
-    assert (slider.base**slider.max, slider.base**slider.step) == (LARGEST[name], 2)
-    assert sliders["memory_budget"].slider.step == BUDGET_STEP

@@ -1,23 +1,24 @@
 """What the panel says of ranks, without its widgets: the line, its remedies, rows and questions."""
 
 import dataclasses
-import re
+import json
 
 import pytest
 
 from memlab import StepConfig
 from memlab._panel import state, texts
 from memlab._panel.choices import neighbours
-from memlab._panel.controls import ranks_label, ranks_line
-from memlab._panel.pictures import AT_PEAK, OVER_STEP, RankPane
+from memlab._panel.panes import ranks_pane
 from memlab._panel.runs import RunLog
-from memlab._panel.table import table_html
+from memlab._panel.table import told
+from memlab._panel.texts import ranks_label, ranks_line
+from memlab._util.collectives import Communication
 from memlab.config import Sharding
 from memlab.techniques.sharding.sharding import most_ranks
 from memlab.techniques.technique import Refusal, Technique
 from tests.figure_parts import MIB, make_timeline
 from tests.forecast_parts import question
-from tests.panel_parts import make_facts, make_result, settings
+from tests.panel_parts import make_facts, make_result, settings, texts_of_row
 from tests.verify_parts import alike
 
 
@@ -145,7 +146,7 @@ def test_a_row_names_the_strategy_and_its_ranks():
     log = RunLog()
     config = StepConfig(sharding="zero3", world_size=2, sync_each_micro_batch=False)
     log.add(make_result(config=config))
-    assert "zero3 x 2, averaged once an update" in table_html(log.visible)
+    assert texts_of_row(told(log))["other"] == "zero3 x 2, averaged once an update"
 
 
 def test_neighbours_of_ranks_divide_the_batch():
@@ -157,48 +158,22 @@ def test_neighbours_of_ranks_divide_the_batch():
     assert dataclasses.replace(asked, config=config).family.config.batch_size == 4
 
 
-def shown(pane):
-    return re.search('aria-label="([^"]*)"', pane._picture.value)[1]
+def test_the_pane_holds_the_ranks_at_their_peak_and_what_a_rank_sends():
+    sent = Communication(
+        collective="all-gather", num_ranks=4, num_calls=3, payload_bytes=8 * MIB, sent_bytes=6 * MIB
+    )
+    pane = ranks_pane(dataclasses.replace(of_ranks(8, 8, 4), communication=(sent,)), 64 * MIB)
+    assert [rank["label"] for rank in pane["ranks"]] == ["ranks 0-1", "rank 2"]
+    alike, last = pane["ranks"]
+    assert (alike["bytes"], alike["byCategory"]["optimizer_state"]) == (18 * MIB, 8 * MIB)
+    assert (last["bytes"], last["limitBytes"], pane["alone"]) == (14 * MIB, 64 * MIB, "")
+    assert "A rank sends 6.00 MiB a step, measured" in pane["sent"]["caption"]
+    assert pane["sent"]["rows"] == [["all-gather", "4", "3", "6.00 MiB"]]
+    json.dumps(pane, allow_nan=False)
 
 
-@pytest.fixture
-def pane():
-    made = RankPane()
-    yield made
-    made.box.close()
-
-
-def test_ranks_are_drawn_at_their_peak_over_the_step_and_one_by_one(pane):
-    told = []
-    pane.on_choice(lambda: told.append(pane.choice.value))
-    result = of_ranks(8, 8, 4)
-    pane.box.layout.display = "none"
-    pane.draw(result)  # nothing, while it is closed
-    assert pane.choice.options == (AT_PEAK, OVER_STEP)
-    assert "svg" not in pane._picture.value
-    pane.box.layout.display = ""
-    pane.draw(result)
-    assert pane.choice.options == (AT_PEAK, OVER_STEP, "ranks 0-1", "rank 2")
-    assert shown(pane).startswith("peak of each rank by category: ranks 0-1: 18.0 MiB")
-    pane.choice.value = OVER_STEP
-    pane.draw(result)
-    assert shown(pane).startswith("memory through one step in each rank: ranks 0-1 up to 18.0 MiB")
-    pane.choice.value = "rank 2"
-    pane.draw(result)
-    assert shown(pane).startswith("memory through one step in rank 2: 14.0 MiB")
-    assert told == [OVER_STEP, "rank 2"]
-
-
-def test_a_rank_that_is_no_more_gives_way_to_the_peaks(pane):
-    told = []
-    pane.draw(of_ranks(8, 4))
-    pane.choice.value = "rank 1"
-    pane.on_choice(lambda: told.append(pane.choice.value))
-    pane.draw(of_ranks(8, 8))
-    assert pane.choice.value == AT_PEAK
-    assert shown(pane).startswith("peak of each rank")
-    assert told == []  # nobody has chosen
-    pane.choice.value = OVER_STEP
-    pane.draw(None)
-    assert pane.choice.options == (AT_PEAK, OVER_STEP)
-    assert "One device" in pane._picture.value
+@pytest.mark.parametrize("result", [None, make_result()])
+def test_the_pane_says_that_one_device_is_alone(result):
+    pane = ranks_pane(result, None)
+    assert "One device" in pane["alone"]
+    assert (pane["ranks"], pane["sent"]) == ([], None)

@@ -1,8 +1,6 @@
 """What the panel says, without its widgets: settings, verdicts, advice, the table of runs."""
 
 import dataclasses
-import html
-import re
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -10,16 +8,16 @@ import numpy as np
 import pytest
 
 from memlab import Outcome, StepConfig
-from memlab._panel import controls, outlook, state, texts
+from memlab._panel import catalog, outlook, state, texts
 from memlab._panel.page import Page
 from memlab._panel.runs import Run, RunLog
-from memlab._panel.table import table_html
+from memlab._panel.table import told
 from memlab.errors import ConfigError
 from memlab.runtime.accumulation import AccumulationEffect
 from memlab.techniques.attention import MATH_KERNEL
 from memlab.techniques.every import CONTROLS
 from memlab.trace import CATEGORIES, Timeline
-from tests.panel_parts import make_facts, make_result, settings
+from tests.panel_parts import make_facts, make_result, settings, texts_of_row
 from tests.verify_parts import alike
 
 # settings
@@ -162,7 +160,11 @@ def test_channels_last_is_explained_by_device():
 
 @pytest.mark.parametrize("steps", [1, 2, 6])
 def test_what_a_further_division_does_is_said_of_one_that_ranks_can_take(steps):
-    page = SimpleNamespace(_facts={}, _asked=SimpleNamespace(name=""), _effect_of=lambda name: None)
+    page = SimpleNamespace(
+        _facts_of=lambda name: None,
+        _asked=SimpleNamespace(name=""),
+        _effect_of=lambda name: None,
+    )
     asked = StepConfig(batch_size=12, accumulation_steps=steps, sharding="zero3", world_size=2)
     assert bool(Page._said_of_division(page, asked)) == (steps < 6)
 
@@ -238,7 +240,7 @@ def test_where_nothing_measured_fits_the_next_step_is_offered(now, remedy):
 def test_what_micro_batches_do_is_not_looked_for_beside_a_job(monkeypatch):
     page = SimpleNamespace(guarded=nullcontext, lock=nullcontext(), closed=False, job=None,
                            _effects={}, _effect_of=lambda name: None, _workloads={"tiny": None},
-                           refresh=lambda: None)  # fmt: skip
+                           refresh=lambda: None, show_progress=lambda *_: None)  # fmt: skip
     seen = []
 
     def effect(workload, cancel):
@@ -264,30 +266,23 @@ def test_what_stands_before_the_first_forward_is_said_to_be_beyond_help():
     assert outlook.advice_line(run.result, [run], 630).remedy[0] == "try budget 0.5"
 
 
-def test_stylesheet_and_script_touch_nothing_outside_of_the_panel():
-    rules = re.sub(r"/\*.*?\*/|@container [^{]*", "", texts.CSS, flags=re.S)
-    found = (each.strip() for each in re.findall(r"([^{}]+)\{", rules))
-    selectors = [each for each in found if each]
-    own = re.compile(r"(\[data-jp-theme-light=\"false\"\] )?\.memlab-panel\b")
-    others = [each for each in selectors if not all(map(own.match, re.split(r",\s*", each)))]
-    assert others == [".jp-OutputArea:has(.memlab-panel) .jp-OutputArea-child:has(.memlab-still)"]
-    assert len(selectors) > 100
-    # nor does the script, which runs once
-    assert texts.SCRIPT.startswith("<script>(() => {\n  if (window.memlabAccess) return;")
-    assert texts.SCRIPT.endswith("})();</script>")
-    assert texts.SCRIPT.count("</script") == 1
-    assert "</style" not in texts.CSS
-
-
 def test_every_control_has_a_row_in_the_help_and_a_tooltip_that_leads_there():
-    page = controls.page()
+    named = {
+        label for row in catalog.help_page()["rows"] for label in (row[0], *row[0].split(", "))
+    }
     for field in (*state.FIELDS, *state.OTHER_FIELDS):
-        label = controls.HEADER.get(field) or CONTROLS[field].label
-        assert re.search(rf"<td>([^<]*, )?{re.escape(html.escape(label))}(, [^<]*)?</td>", page), (
-            field
-        )
-        assert controls.tooltip(field).endswith("\nmore in the help (?)"), field
-    assert controls.tooltip("no such field") == ""
+        assert (catalog.HEADER.get(field) or CONTROLS[field].label) in named, field
+        assert catalog.tooltip(field).endswith("\nmore in the help (?)"), field
+    assert catalog.tooltip("no such field") == ""
+
+
+def test_every_field_has_one_control_in_a_place_of_the_page():
+    controls = catalog.catalog({"tiny": None}, "cpu")["controls"]
+    assert sorted(control["field"] for control in controls) == sorted(state.FIELDS)
+    for control in controls:
+        assert (control["kind"] == "choice") == bool(control["choices"]) or control["kind"] == (
+            "number"
+        ), control["field"]
 
 
 def test_advice_says_what_does_not_fit_and_counts_no_prediction_as_a_run():
@@ -349,11 +344,10 @@ def test_clear_and_a_full_table_keep_pinned_runs_until_they_are_unpinned():
 def test_columns_that_say_nothing_are_left_out():
     log = RunLog()
     log.add(make_result())
-    assert ">workload<" in table_html(log.visible)
-    assert ">reserved<" not in table_html(log.visible)
+    assert texts_of_row(told(log)).keys() >= {"workload", "outcome"}
+    assert "reserved" not in texts_of_row(told(log))
     log.add(make_result(workload_name="other", peak_reserved_bytes=2**22))
-    assert ">reserved<" in table_html(log.visible)
-    assert "4.00 MiB" in table_html(log.visible)
+    assert [texts_of_row(told(log), at)["reserved"] for at in (0, 1)] == ["-", "4.00 MiB"]
 
 
 def test_saving_settings_say_what_they_mean_and_where_they_do_nothing():

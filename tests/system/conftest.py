@@ -2,10 +2,11 @@
 
 import pytest
 
-from memlab._panel import page
+from memlab._panel import choices, page
 
 
 @pytest.fixture
 def nothing_ahead(monkeypatch):
     """Predict nothing ahead of the hand: it would keep the worker busy while a test waits."""
     monkeypatch.setattr(page, "neighbours", lambda *_: [])
+    monkeypatch.setattr(choices, "covering", lambda _: [])

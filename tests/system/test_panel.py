@@ -1,6 +1,5 @@
 """The panel without a browser: what code may ask of it, and its threads."""
 
-import json
 import threading
 from contextlib import closing
 
@@ -10,10 +9,26 @@ import torch
 
 import memlab
 from memlab import MemlabError, Outcome, StepConfig, Workload
-from memlab._panel import asked, job
+from memlab._panel import asked, job, page
+from memlab._panel.saved_page import EMPTY
 from memlab.running import Progress
 from memlab.runtime import isolation
-from tests.panel_parts import PATIENCE_SECONDS, find, make_result, make_workload, opened, until
+from tests.panel_parts import (
+    PATIENCE_SECONDS,
+    badge,
+    fields,
+    is_idle,
+    line,
+    make_result,
+    make_workload,
+    move,
+    opened,
+    press,
+    row,
+    status,
+    until,
+    use,
+)
 
 
 @pytest.fixture
@@ -46,17 +61,15 @@ def test_a_config_survives_the_way_through_the_controls(config):
 
 
 def test_every_choice_shows_what_is_set_none_too(panel):
-    def choices(widget):
-        if isinstance(widget, ipywidgets.Dropdown):
-            yield widget
-        for child in getattr(widget, "children", ()):
-            yield from choices(child)
-
-    found = {choice.description: choice for choice in choices(panel._view._root)}
+    choices = {
+        control["field"]: {choice["value"]: choice["label"] for choice in control["choices"]}
+        for control in panel._told.catalog["controls"]
+        if control["kind"] == "choice"
+    }
     for norm, label in ((1.0, "1"), (None, "no clipping")):
         panel.set(max_grad_norm=norm)
-        assert found["Clip gradients at"].label == label
-    assert [name for name, choice in found.items() if choice.index is None] == []
+        assert choices["max_grad_norm"][fields(panel)["max_grad_norm"]] == label
+    assert [name for name in choices if fields(panel)[name] not in choices[name]] == []
 
 
 @pytest.mark.parametrize(
@@ -77,16 +90,19 @@ def test_a_setting_without_a_control_is_refused_with_what_there_is(fields, said)
 def test_a_name_can_be_given_and_taken_back(panel):
     panel.run(batch_size=2)
     panel.run(batch_size=4)
-    table = panel._view.table
-    table._toggles[1][0].value = True
-    assert (table.name.value, table.name.placeholder) == ("", "run 1")
-    table.name.value = "the "
-    assert table.name.value == "the "
-    table.name.value = "the plain one"
-    assert '<td class="memlab-long" title="1 the plain one">' in table._table.value
-    table.name.value = ""
-    assert panel._log.runs[0].name == "run 1"
-    assert "plain" not in table._table.value
+
+    def shown():
+        told = panel._told.runs["rows"][0]
+        return told["isPinned"], told["name"], told["label"], row(panel, 0)["#"]
+
+    for name, expected in (
+        ("", (True, "", "run 1", "1")),
+        ("the ", (True, "the ", "the ", "1 the ")),
+        ("the plain one", (True, "the plain one", "the plain one", "1 the plain one")),
+        (None, (False, "", "run 1", "1")),
+    ):
+        press(panel, "pin", run=1, name=name)
+        assert shown() == expected
 
 
 # the panel by code
@@ -99,24 +115,22 @@ def test_run_measures_what_is_set_and_gives_the_same_numbers_everywhere(panel):
     assert panel.result is result
     assert result.fits is True
     assert list(panel.results["peak_allocated_bytes"]) == [result.peak_allocated_bytes]
-    shown = json.loads(
-        find(panel, "memlab-json").value.split(">")[1].split("<")[0].replace("&quot;", '"')
-    )
-    assert shown["peak_allocated_bytes"] == result.peak_allocated_bytes
-    assert shown["run"] == 1
+    (told,) = panel._told.runs["rows"]
+    assert (told["number"], told["peakBytes"]) == (1, result.peak_allocated_bytes)
+    assert panel._told.answer["run"] == 1
 
 
 def test_check_gradients_fills_the_badge(panel):
     panel.run(batch_size=4, check_gradients=True)
     assert panel._log.last.report.ok
-    assert "same" in find(panel, "memlab-table").value
+    assert row(panel)["gradients"] == "same"
 
 
 def test_out_of_memory_is_a_result_with_a_sentence(panel):
     result = panel.run(batch_size=8, memory_limit="2 KiB")
     assert result.outcome is Outcome.OUT_OF_MEMORY
-    assert "out of memory in" in find(panel, "memlab-status").value
-    assert "does not fit" in find(panel, "memlab-fit").value
+    assert "out of memory in" in status(panel)
+    assert "does not fit" in badge(panel)["text"]
 
 
 @pytest.mark.parametrize(
@@ -172,16 +186,15 @@ def test_the_code_says_how_to_reach_a_panel_and_a_workload_that_no_variable_hold
     assert line.startswith("memlab.panel(workload, ")
 
 
-def test_the_saved_notebook_shows_a_picture_beside_the_widgets(panel):
-    empty = panel._repr_mimebundle_()
-    assert "image/png" not in empty
-    assert "no run yet" in empty["text/html"]
-    panel.run(batch_size=4)
-    bundle = panel._repr_mimebundle_()
-    assert "application/vnd.jupyter.widget-view+json" in bundle
-    assert bundle["image/png"].startswith("iVBOR")
-    assert "<table" in bundle["text/html"]
-    assert bundle["image/png"] in bundle["text/html"]
+def test_the_saved_notebook_shows_a_picture_beside_the_widget(monkeypatch, nothing_ahead):
+    monkeypatch.setattr(page.Page, "_look_up", lambda *_: None)  # nothing is predicted
+    with opened() as panel:
+        assert EMPTY in panel._repr_mimebundle_()["text/html"]
+        panel.run(batch_size=4)
+        bundle = panel._repr_mimebundle_()
+        assert "application/vnd.jupyter.widget-view+json" in bundle
+        for part in ("data:image/png;base64,iVBOR", "<table", "tiny, on cpu: budget 1, batch 4"):
+            assert part in bundle["text/html"]
 
 
 def test_a_closed_panel_leaves_no_widget_of_its_own_and_keeps_its_results():
@@ -190,13 +203,12 @@ def test_a_closed_panel_leaves_no_widget_of_its_own_and_keeps_its_results():
     made = memlab.panel(make_workload(), device="cpu")
     made.run(batch_size=2)
     made.run(batch_size=4)
-    made._page._draw.wait(PATIENCE_SECONDS)
     made.close()
     assert len(ipywidgets.widgets.widget._instances) == before >= 1
     assert len(made.results) == 2
     with pytest.raises(MemlabError, match=r"closed; make a new one with memlab\.panel"):
         made.run()
-    assert "image/png" in made._repr_mimebundle_()
+    assert list(made._repr_mimebundle_()) == ["text/plain", "text/html"]
 
 
 def test_run_while_a_run_goes_on_is_refused_and_pressing_run_twice_runs_once(panel, monkeypatch):
@@ -208,63 +220,42 @@ def test_run_while_a_run_goes_on_is_refused_and_pressing_run_twice_runs_once(pan
         return make_result()
 
     monkeypatch.setattr(job, "measure", slow)
-    monkeypatch.setattr(job, "SETTLED_SECONDS", 0.0)
-    monkeypatch.setattr(job, "LONGEST_SECONDS", 0.0)
     for _ in range(2):
-        panel._run_pressed(typed=False)
-    assert "is going on; press Run again" in find(panel, "memlab-status").value
+        press(panel, "run")
+    assert "is going on; press Run again" in status(panel)
     with pytest.raises(MemlabError, match="going on"):
         panel.run()
     go.set()
-    until(lambda: panel._page.job is None)
+    until(lambda: is_idle(panel))
     assert started == [1]
     assert len(panel.results) == 1
 
 
-def test_enter_and_run_wait_for_what_was_typed_before_them(panel, monkeypatch):
-    ran = []
-    monkeypatch.setattr(job, "measure", lambda _, config, *__, **___: ran.append(config) or result)
-    result = make_result()
-    box = panel._view.controls.sliders["batch_size"].box
-    for press in (
-        lambda: box._handle_custom_msg({"event": "submit"}, []),
-        panel._view._run_button.click,
-    ):
-        box.value = "1"
-        press()
-        box.value = "16"  # which the page had held back while the 1 was on its way
-        until(lambda: ran and panel._page.job is None)
-        assert [config.batch_size for config in ran] == [16]
-        ran.clear()
-
-
 def test_an_interrupted_cell_says_so_and_only_it_can_be_stopped(panel, monkeypatch):
-    stop, during = panel._view._stop_button, []
+    during = []
 
     def interrupted(*_, on_progress, **__):
         on_progress(Progress(text="metering", fraction=0.5))
-        during.append((stop.disabled, stop.tooltip, find(panel, "memlab-status").value))
+        during.append(panel._told.job)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(job, "measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
         panel.run()
-    ((disabled, tooltip, said),) = during
-    assert disabled
-    assert "interrupt the kernel" in tooltip
-    assert "interrupt the kernel" in said
-    assert "interrupted" in find(panel, "memlab-status").value
-    assert panel._view._progress.value == 0.0
-    assert not panel._view._run_button.disabled
+    (told,) = during
+    assert (told["running"], told["byCell"], told["fraction"]) == (True, True, 0.5)
+    assert "interrupt the kernel" in told["text"]
+    assert "interrupted" in status(panel)
+    assert (panel._told.job["running"], panel._told.job["fraction"]) == (False, 0.0)
 
 
 def test_stop_in_a_step_ends_the_run_and_a_new_worker_runs_the_next(panel):
     with closing(memlab.panel(make_workload(seconds_per_loss=60), device="cpu")) as slow:
-        slow._run_pressed(typed=False)
-        until(lambda: "measuring memory" in find(slow, "memlab-status").value)
+        press(slow, "run")
+        until(lambda: "measuring memory" in slow._told.job["text"])
         former = isolation.measuring.worker
-        slow._stop_clicked()
-        until(lambda: slow._page.job is None)
+        press(slow, "stop")
+        until(lambda: is_idle(slow))
         assert slow.result.outcome is Outcome.CANCELLED
     assert isolation.measuring.worker is not former
     assert isolation.measuring.worker.process.poll() is None
@@ -272,25 +263,26 @@ def test_stop_in_a_step_ends_the_run_and_a_new_worker_runs_the_next(panel):
 
 
 def test_a_wrong_limit_is_not_called_none(panel):
-    panel._view.limit.value = "abc"
-    assert "fits" not in find(panel, "memlab-fit").value
-    panel._view.limit.value = "200"
-    panel._view._about.button.click()
-    assert panel._view.limit.value == "200 MiB"
+    move(panel, memory_limit="abc")
+    assert "fits" not in badge(panel)["text"]
+    assert "is not a size" in line(panel, "about")["text"]
+    move(panel, memory_limit="200")
+    use(panel, "about")
+    assert fields(panel)["memory_limit"] == "200 MiB"
 
 
 def test_advice_is_a_click(panel):
     panel.run(batch_size=256, accumulation_steps=8)
     panel.run(accumulation_steps=1, memory_limit=panel.result.peak_allocated_bytes)
-    assert "accumulation 8 fits" in panel._view._advice.text.value
-    panel._view._advice.button.click()
+    assert "accumulation 8 fits" in line(panel, "advice")["text"]
+    use(panel, "advice")
     assert panel.config.accumulation_steps == 8
-    assert "fits" not in panel._view._advice.text.value
+    assert "fits" not in line(panel, "advice")["text"]
 
 
 def test_the_folded_controls_say_their_choices_on_their_button(panel):
     panel.set(optimizer="sgd", compile=True)
-    assert panel._view._more_toggle.description == "More options (SGD, compiled)"
+    assert panel._told.form["moreLabel"] == "More options (SGD, compiled)"
 
 
 def test_a_fault_in_a_callback_becomes_a_sentence(panel, monkeypatch):
@@ -298,11 +290,9 @@ def test_a_fault_in_a_callback_becomes_a_sentence(panel, monkeypatch):
         raise RuntimeError("the reason")
 
     monkeypatch.setattr(job, "measure", broken)
-    monkeypatch.setattr(job, "SETTLED_SECONDS", 0.0)
-    monkeypatch.setattr(job, "LONGEST_SECONDS", 0.0)
-    panel._run_pressed(typed=False)
-    until(lambda: panel._page.job is None)
-    assert "RuntimeError: the reason" in find(panel, "memlab-status").value
+    press(panel, "run")
+    until(lambda: is_idle(panel))
+    assert "RuntimeError: the reason" in status(panel)
     with pytest.raises(RuntimeError, match="the reason"):
         panel.run()
 
@@ -320,6 +310,6 @@ def test_a_workload_that_cannot_be_built_says_so_in_the_panel():
     )
     with closing(memlab.panel(workload, device="cpu")) as made:
         assert made._page._find_facts.wait(PATIENCE_SECONDS)
-        assert "no such layer" in find(made, "memlab-failure").value
-        assert "cannot be built" in find(made, "memlab-about").value
+        assert "no such layer" in made._told.answer["failure"]["sentence"]
+        assert "cannot be built" in line(made, "about")["text"]
         assert made.run().outcome is Outcome.FAILED

@@ -12,7 +12,7 @@ from memlab._panel import questions, runner
 from memlab.prediction.predict import Prediction
 from memlab.search.quantized_base import BaseComparison, BasePart, BaseRemedy
 from tests.forecast_parts import MIB, predicted
-from tests.panel_parts import find, make_result, until
+from tests.panel_parts import is_idle, make_result, press, status, until
 
 pytest.importorskip("peft", reason="needs memlab[finetune]")
 pytest.importorskip("bitsandbytes", reason="needs memlab[finetune]")
@@ -50,31 +50,14 @@ def comparison(config):
     )  # fmt: skip
 
 
-def is_offered(panel):
-    return panel._view.base.toggle.layout.display == ""
-
-
-def shown(panel):
-    texts = []
-
-    def read(widget):
-        if getattr(widget.layout, "display", None) != "none":
-            texts.append(str(getattr(widget, "value", "")))
-            for child in getattr(widget, "children", ()):
-                read(child)
-
-    read(panel._view.base.box)
-    return "\n".join(texts)
-
-
-def uses(panel):
-    return [row.button for row in panel._view.base._rows]
+def pane(panel):
+    return panel._told.panes["base"]
 
 
 def open_pane(panel):
-    panel._view.base.toggle.value = True
-    until(lambda: "Not compared yet" not in shown(panel))
-    until(lambda: panel._page.job is None)
+    press(panel, "open", panes=["base"])
+    until(lambda: "base" in panel._told.panes)
+    until(lambda: is_idle(panel))
 
 
 def test_the_causes_and_the_changes_are_shown_and_a_click_sets_them(panel, monkeypatch):
@@ -88,34 +71,30 @@ def test_the_causes_and_the_changes_are_shown_and_a_click_sets_them(panel, monke
         return found
 
     monkeypatch.setattr(runner, "compare_base", answers)
-    assert panel._view.base.toggle.description == "what nf4 saves"
+    assert panel._told.form["base"] == "nf4"
     open_pane(panel)
     assert threads[0] is not threading.main_thread()
-    text = shown(panel)
-    assert "The step takes more." in text
-    assert ">-2.00 MiB<" in text
-    assert ">+3.00 MiB<" in text
-    assert "because" in text
-    assert "<b>Prepare for kbit: no</b>: -1.00 MiB" in text
-    assert "in 16 chunks" in text
-    assert "no such kernel" in text
-    assert [button.disabled for button in uses(panel)] == [False, False, True]
+    told = pane(panel)
+    assert (told["answer"], told["isPast"]) == ("The step takes more.", False)
+    assert told["causes"] == [["weights", "-2.00 MiB", ""], ["others", "+3.00 MiB", "because"]]
+    assert [row["leads"] for row in told["rows"]] == [True, True, False]
+    first, chunks, refused = told["rows"]
+    assert first["name"] == "Prepare for kbit: no"
+    assert first["effect"].startswith("-1.00 MiB")
+    assert "in 16 chunks" in chunks["name"]
+    assert "no such kernel" in refused["effect"]
     assert (panel.config, panel.workload.name) == (before, TUNED.name)  # it moves nothing
 
-    uses(panel)[1].click()
+    press(panel, "use", pane="base", at=1)
     assert panel.config == replace(before, loss_chunks=16)
-    assert "of other settings than those on screen" in shown(panel)
-    assert all(button.disabled for button in uses(panel))
+    assert (pane(panel)["isPast"], pane(panel)["canAsk"]) == (True, True)
+    press(panel, "use", pane="base", at=0)  # a click that was on its way
+    assert panel.config == replace(before, loss_chunks=16)
     panel.set(loss_chunks=before.loss_chunks)
-    assert "of other settings" not in shown(panel)
-    uses(panel)[0].click()
+    assert not pane(panel)["isPast"]
+    press(panel, "use", pane="base", at=0)
     assert panel.workload.name == TUNED.chosen(prepare_for_kbit=False).name
     assert panel.config == before
-
-    panel.set(choices={"base": "bf16"})
-    assert is_offered(panel)  # so that it can be closed
-    panel._view.base.toggle.value = False
-    assert not is_offered(panel)
 
 
 @pytest.mark.parametrize("error", [MemlabError("it cannot be predicted"), ValueError("a bug")])
@@ -125,10 +104,12 @@ def test_a_failure_is_a_sentence_and_can_be_asked_again(panel, monkeypatch, erro
 
     monkeypatch.setattr(runner, "compare_base", fails)
     open_pane(panel)
-    assert str(error) in shown(panel)
-    until(lambda: str(error) in find(panel, "memlab-status").value)
-    assert not panel._view.base._compare.disabled
-    assert not panel._view._run_button.disabled
+    assert str(error) in pane(panel)["answer"]
+    until(lambda: str(error) in status(panel))
+    assert pane(panel)["canAsk"]
+    monkeypatch.setattr(runner, "compare_base", lambda _, config, *__, **___: comparison(config))
+    press(panel, "compareBase")
+    until(lambda: pane(panel)["answer"] == "The step takes more.")
 
 
 def test_stop_ends_a_comparison(panel, monkeypatch):
@@ -140,17 +121,19 @@ def test_stop_ends_a_comparison(panel, monkeypatch):
         raise MemlabError("the comparison of two bases ended: stopped")
 
     monkeypatch.setattr(runner, "compare_base", waits)
-    panel._view.base.toggle.value = True
+    press(panel, "open", panes=["base"])
     until(begun.is_set)
-    assert "Comparing; Stop ends it." in shown(panel)
-    panel._view._stop_button.click()
-    until(lambda: panel._page.job is None)
-    assert "the comparison was stopped" in shown(panel)
+    assert pane(panel)["answer"] == "Comparing; Stop ends it."
+    press(panel, "stop")
+    until(lambda: is_idle(panel))
+    assert pane(panel)["answer"] == "the comparison was stopped"
 
 
 def test_a_base_that_is_not_quantized_has_nothing_to_be_compared(panel):
-    assert is_offered(panel)
+    assert panel._told.form["base"] == "nf4"
     panel.set(choices={"base": "bf16", "prepare_for_kbit": False})
-    assert not is_offered(panel)
+    assert panel._told.form["base"] is None
+    press(panel, "open", panes=["base"])
+    assert is_idle(panel)
     panel.set(workload="gpt-small")
-    assert not is_offered(panel)
+    assert panel._told.form["base"] is None

@@ -16,7 +16,7 @@ from memlab._util.units import literal
 from memlab.errors import WorkloadError
 from memlab.runtime.inspect import inspect_in_process
 from memlab.workloads.finetuned import finetune_options
-from tests.panel_parts import until
+from tests.panel_parts import fields, line, move, until, use
 
 
 def layers(width=4, bias=True):
@@ -43,11 +43,11 @@ def panel(nothing_ahead):
 
 
 def control(panel, name):
-    return panel._view.choices._controls[name]
+    return next(choice for choice in panel._told.form["choices"] if choice["name"] == name)
 
 
-def said(panel):
-    return panel._view.choices.explanation.text.value
+def labels(panel, name):
+    return [value["label"] for value in control(panel, name)["values"]]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,9 @@ def test_a_choice_without_effect_needs_no_name_of_its_own():
 def test_a_list_of_targets_is_shown_as_the_workload_has_it():
     with closing(memlab.panel(workloads.finetune("llama-tiny"), device="rtx-4060")) as tuned:
         tuned.set(choices={"targets": ["q_proj"]})
-        assert tuned._view.choices.value["targets"] == ("q_proj",)
+        assert fields(tuned)["choices"]["targets"] == ["q_proj"]
+        assert ["q_proj"] in [value["value"] for value in control(tuned, "targets")["values"]]
+        move(tuned, choices=fields(tuned)["choices"], batch_size=2)  # as the page has it
         assert tuned.workload.choices.values["targets"] == ("q_proj",)
 
 
@@ -156,13 +158,13 @@ def test_choices_that_make_no_sense_are_refused(fields, sentence):
 
 
 def test_a_control_changes_the_workload_that_is_predicted(panel):
-    assert panel._view.choices.row.layout.display == ""
-    control(panel, "width").value = 1
+    assert labels(panel, "width") == ["4", "8"]
+    assert labels(panel, "bias") == ["yes", "no"]
+    move(panel, choices={"width": 8})
     assert panel.workload.name == "layer of width 8"
     until(lambda: panel.prediction is not None)
     assert panel.prediction.workload_name == "layer of width 8"
-    until(lambda: "parameters are trained" in said(panel))
-    assert "all 18 parameters are trained" in said(panel)
+    until(lambda: "all 18 parameters are trained" in line(panel, "choices")["text"])
     panel.set(choices={"bias": False})
     assert panel.workload.name == "layer of width 8 without bias"
     panel.set(choices=None)
@@ -171,11 +173,9 @@ def test_a_control_changes_the_workload_that_is_predicted(panel):
 
 def test_a_value_that_is_not_offered_can_be_set_and_another_workload_has_no_such_row(panel):
     panel.set(choices={"width": 50})
-    assert (panel.workload.name, control(panel, "width").options[-1]) == (
-        "layer of width 50", ("50", 2),
-    )  # fmt: skip
+    assert (panel.workload.name, labels(panel, "width")[-1]) == ("layer of width 50", "50")
     panel.set(workload="plain-mlp")
-    assert panel._view.choices.row.layout.display == "none"
+    assert (panel._told.form["choices"], fields(panel)["choices"]) == ([], None)
     panel.set(workload="layer of width 4")
     assert panel.workload.name == "layer of width 4"
 
@@ -187,15 +187,15 @@ def test_choices_that_do_not_go_together_are_explained_with_a_remedy():
         )
     ) as made:
         made.set(sample_size=256)
-        offered = [label for label, _ in control(made, "base").options]
-        control(made, "base").value = offered.index("int8")
-        assert "loses the scales of base=" in said(made)
+        assert "int8" in labels(made, "base")
+        move(made, choices={"base": "int8"})
+        assert "loses the scales of base=" in line(made, "choices")["text"]
         assert (made.prediction, made._asked.question) == (None, None)
-        made._view.choices.explanation.button.click()
+        use(made, "choices")
         assert made.workload.name.endswith("dora of rank 16 on nf4, sequence length 256")
         made.set(choices={"adapter": "prefix"})
-        assert control(made, "rank").disabled
-        assert not control(made, "base").disabled
+        assert control(made, "rank")["disabled"]
+        assert not control(made, "base")["disabled"]
 
 
 def test_the_code_makes_the_choices_on_screen():

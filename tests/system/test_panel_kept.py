@@ -5,10 +5,10 @@ import threading
 import pytest
 
 from memlab import MemlabError, Outcome, StepConfig
-from memlab._panel import choices, job, page, questions
+from memlab._panel import choices, page, questions
 from memlab.prediction.predict import Prediction
 from tests.forecast_parts import MIB, predicted, question
-from tests.panel_parts import PATIENCE_SECONDS, find, opened, until
+from tests.panel_parts import PATIENCE_SECONDS, move, opened, press, row, settled, status, until
 
 
 class Worker:
@@ -42,71 +42,61 @@ def worker(monkeypatch):
 
 
 @pytest.fixture
-def panel(worker, monkeypatch, nothing_ahead):
-    monkeypatch.setattr(job, "SETTLED_SECONDS", 0.0)
-    monkeypatch.setattr(job, "LONGEST_SECONDS", 0.0)
+def panel(worker, nothing_ahead):
     with opened("h200", config=StepConfig(batch_size=8)) as made:
-        until(lambda: made._page._estimate is not None)
+        settled(made)
         yield made
 
 
-def press(panel):
-    panel._view._run_button.click()
-
-
-def enter(panel):
-    """Press Enter in a number box, as the page reports it."""
-    panel._view.controls.sliders["batch_size"].box._handle_custom_msg({"event": "submit"}, [])
-
-
-def said(panel):
-    return find(panel, "memlab-status").value
-
-
-def test_a_kept_prediction_is_a_row_a_result_and_the_picture_of_the_saved_notebook(panel):
+def test_a_kept_prediction_is_a_row_and_a_result_and_in_the_saved_notebook(panel):
     result = panel.keep(batch_size=4, memory_limit="1 GiB")
     assert (result.source, result.device, result.fits) == ("predicted", "h200", True)
     assert panel.result is result
     assert list(panel.results["source"]) == ["predicted"]
     assert list(panel.results["memory_limit_bytes"]) == [2**30]
-    assert "fits 1.00 GiB" in find(panel, "memlab-table").value
-    assert "this prediction is in the table" in said(panel)
-    assert "predicted" in panel._repr_mimebundle_()["text/html"]
-    assert '"source": "predicted"' in find(panel, "memlab-json").value.replace("&quot;", '"')
+    assert row(panel)["limit"] == "fits 1.00 GiB"
+    assert "this prediction is in the table" in status(panel)
+    assert "tiny, predicted for h200: budget 1, batch 4" in panel._repr_mimebundle_()["text/html"]
+    (told,) = panel._told.runs["rows"]
+    assert (told["isPredicted"], told["peakBytes"]) == (True, result.counted_peak.nbytes)
 
 
 def test_the_button_waits_for_the_exact_prediction_and_says_so(panel, worker):
     worker.go.clear()
     panel.set(batch_size=16)
-    press(panel)
-    enter(panel)
-    assert "the prediction for batch 16 on h200 is added to the table as soon" in said(panel)
+    for _ in range(2):
+        press(panel, "run")
+    assert "the prediction for batch 16 on h200 is added to the table as soon" in status(panel)
     assert panel._log.runs == []
     panel.set(batch_size=32)  # another setting does not make it forget
     worker.go.set()
     until(lambda: panel._log.runs)
     assert [run.result.config.batch_size for run in panel._log.runs] == [16]
-    until(lambda: "run 1" in said(panel) and "memlab-past" in said(panel))
+    until(lambda: "run 1" in status(panel) and panel._told.answer["status"]["isPast"])
 
 
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.UNSUPPORTED])
 def test_what_failed_or_does_not_fit_is_kept_too(panel, worker, outcome):
     assert panel.keep(memory_limit="1 MiB").fits is False
-    assert "over 1.00 MiB" in find(panel, "memlab-table").value
+    assert row(panel)["limit"] == "over 1.00 MiB"
     worker.outcome = outcome
     assert panel.keep(batch_size=2).outcome is outcome
-    assert "predicted: " in find(panel, "memlab-table").value
+    assert row(panel)["outcome"].startswith("predicted: ")
     assert len(panel.results) == 2
 
 
 def test_kept_predictions_are_pinned_and_compared(panel):
     for batch_size in (4, 8):
         panel.keep(batch_size=batch_size)
-    pin, compare = panel._view.table._toggles[1]
-    assert pin.description == "pin run 1"
-    pin.value = True
-    assert compare.description == "compare run 1"
-    assert panel._log.compared_run.label == "run 1, predicted"
+    press(panel, "pin", run=1, name="")
+    first, _ = panel._told.runs["rows"]
+    assert (first["label"], first["isPinned"], first["isCompared"]) == (
+        "run 1, predicted", True, True,
+    )  # fmt: skip
+    press(panel, "compare", run=2)
+    assert [told["isCompared"] for told in panel._told.runs["rows"]] == [False, True]
+    press(panel, "compare", run=0)
+    assert not any(told["isCompared"] for told in panel._told.runs["rows"])
     assert panel.keep(device="cpu").device == "cpu"  # this machine, and yet no run
     assert panel._page.outlook().run is None
     assert panel._log.last.prediction_error is None
@@ -146,49 +136,65 @@ def test_nobody_waits_for_a_wish_whose_prediction_cannot_be_looked_up():
 OTHERS = [name for name in choices.compared_cards() if name != "h200"]  # than the one on screen
 
 
-def table(panel):
-    return panel._view.cards._html.value
+def rows(panel):
+    """Return the rows of the table of cards: name, cells as text, whether it is on screen."""
+    told = panel._told.panes.get("cards", {"rows": []})
+    return {
+        row["name"]: ([c if isinstance(c, str) else c["text"] for c in row["cells"]], row["isHere"])
+        for row in told["rows"]
+    }
+
+
+def count(panel, words):
+    return sum(words in " ".join(cells) for cells, _ in rows(panel).values())
+
+
+def here(panel):
+    return [name for name, (_, is_here) in rows(panel).items() if is_here]
 
 
 def test_cards_are_asked_for_only_while_their_table_is_open(panel, worker):
     assert {device for device, _ in worker.calls} == {"h200"}
-    panel._view.cards.toggle.value = True
-    until(lambda: table(panel).count("16.0 MiB reserved") == len(choices.compared_cards()))
-    assert table(panel).count("✔</span> fits") == len(choices.compared_cards())
+    assert "cards" not in panel._told.panes
+    press(panel, "open", panes=["cards"])
+    until(lambda: count(panel, "16.0 MiB reserved") == len(choices.compared_cards()))
+    assert count(panel, "fits ") == len(choices.compared_cards())
     assert [device for device, _ in worker.calls] == ["h200", *OTHERS]
-    assert 'class="memlab-compared"><td>h200<' in table(panel)
+    assert here(panel) == ["h200"]
+    press(panel, "open", panes=[])
+    panel.set(batch_size=16)
+    settled(panel)
+    assert len(worker.calls) == len(OTHERS) + 2
 
 
 def test_the_setting_on_screen_comes_before_its_cards(panel, worker):
     worker.go.clear()
-    panel._view.cards.toggle.value = True
+    press(panel, "open", panes=["cards"])
     until(lambda: len(worker.calls) == 2)
     panel.set(batch_size=16)
     until(lambda: panel._page.forecasts._wanted is not None)
     worker.go.set()
-    until(lambda: table(panel).count("32.0 MiB reserved") == len(choices.compared_cards()))
+    until(lambda: count(panel, "32.0 MiB reserved") == len(choices.compared_cards()))
     first, second, third = worker.calls[:3]
     assert (first, second) == (("h200", 8), (OTHERS[0], 8))
     assert third == ("h200", 16)
     assert {batch for _, batch in worker.calls[3:]} == {16}
 
 
-def test_a_card_is_chosen_by_its_button_and_its_typed_limit_counts(panel, worker):
-    panel._view.cards.toggle.value = True
-    buttons = find(panel, "memlab-cards").children[1].children[1].children[1:]
-    chosen = next(row.children[0] for row in buttons if row.children[0].description == "show t4")
-    chosen.click()
-    assert panel._asked.device == "t4"
-    until(lambda: 'class="memlab-compared"><td>t4<' in table(panel))
+def test_the_card_on_screen_is_compared_with_the_limit_that_was_typed_for_it(panel):
+    press(panel, "open", panes=["cards"])
+    move(panel, device="t4")
+    until(lambda: here(panel) == ["t4"])
     panel.set(memory_limit="4 MiB")
-    until(lambda: "over 4.00 MiB" in table(panel))
-    assert table(panel).count("over") == 1
+    until(lambda: count(panel, "over 4.00 MiB"))
+    assert count(panel, "over") == 1
+    assert not panel._told.panes["cards"]["isPast"]
 
 
 def test_no_card_is_predicted_during_a_run(panel, worker):
     panel._page.forecasts.hold(True)
-    panel._view.cards.toggle.value = True
-    until(lambda: "waiting" in table(panel))
+    press(panel, "open", panes=["cards"])
+    until(lambda: count(panel, "waiting"))
     assert len(worker.calls) == 1
     panel._page.forecasts.hold(False)
-    until(lambda: "waiting" not in table(panel))
+    until(lambda: rows(panel) and not count(panel, "waiting"))

@@ -4,11 +4,11 @@ import re
 from contextlib import closing
 
 import pytest
+from memlab._panel.pictures import OVER_STEP
 
 import memlab
 from memlab import StepConfig
 from memlab._panel import asked
-from memlab._panel.pictures import OVER_STEP
 from tests.panel_parts import PATIENCE_SECONDS, opened, until
 from tests.rank_parts import faulty, left_running
 

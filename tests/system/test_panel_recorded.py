@@ -11,7 +11,7 @@ from memlab.errors import DeviceError
 from memlab.result import Source
 from memlab.store import recorded
 from memlab.store.records import Kind, append
-from tests.panel_parts import until
+from tests.panel_parts import line, status, until, use
 from tests.record_parts import OPTIONS, VISIT, result, run
 
 LABEL = "t4, recorded"
@@ -31,7 +31,7 @@ def panel(tmp_path, monkeypatch):
 def test_it_is_offered_by_its_title_with_the_memory_of_the_card(panel):
     assert ("Tesla T4, recorded", LABEL) in choices.devices("cpu")
     assert panel._asked.limit == recorded.capacity(LABEL) > 2**30
-    assert "is another machine: Run shows what was measured there" in panel._view._status.value
+    assert "is another machine: Run shows what was measured there" in status(panel)
     with pytest.raises(DeviceError, match="allowed is one of 't4'"):
         panel.set(device="h200, recorded")
 
@@ -48,14 +48,14 @@ def test_run_plays_back_what_was_recorded(panel):
 
 def test_what_is_not_recorded_leads_to_the_nearest_that_is(panel):
     panel.set(batch_size=9)
-    until(lambda: "nearest recorded run is batch_size=8" in panel._view._advice.text.value)
+    until(lambda: "nearest recorded run is batch_size=8" in line(panel, "advice")["text"])
     assert panel.run().outcome == "unsupported"
-    panel._view._advice.button.click()
+    use(panel, "advice")
     assert panel.config == StepConfig(batch_size=8)
-    until(lambda: "nearest" not in panel._view._advice.text.value)
+    until(lambda: "nearest" not in line(panel, "advice")["text"])
     assert panel.run().peak_allocated_bytes == 8
     panel.set(sample_size=16, batch_size=4)  # nor is this size
-    until(lambda: "sequence_length=8" in panel._view._advice.text.value)
+    until(lambda: "sequence_length=8" in line(panel, "advice")["text"])
     assert panel.run().outcome == "unsupported"
     panel.set(sample_size=None)
     assert panel.run().peak_allocated_bytes == 4
@@ -63,7 +63,7 @@ def test_what_is_not_recorded_leads_to_the_nearest_that_is(panel):
 
 def test_other_sizes_of_the_workload_are_named(panel):
     with closing(memlab.panel(workloads.get("gpt-small"), device=LABEL)) as other:
-        until(lambda: "num_layers=1" in other._view._advice.text.value)
+        until(lambda: "num_layers=1" in line(other, "advice")["text"])
     assert "memlab.panel(" not in outlook.recorded_line(StepConfig(), None, "").text
 
 

@@ -10,7 +10,7 @@ import memlab
 from memlab import StepConfig, StepResult
 from memlab.runtime.guard import MOST_CHARACTERS, Printed
 from tests.models import IN, OUT, linear
-from tests.panel_parts import PATIENCE_SECONDS, find, until
+from tests.panel_parts import PATIENCE_SECONDS, until
 
 
 class Talkative(nn.Module):
@@ -39,7 +39,7 @@ def test_a_measured_and_a_predicted_result_hold_what_the_forward_printed():
 def test_the_panel_shows_it_as_text():
     made = memlab.panel(talkative(), device="cpu", config=StepConfig(batch_size=3))
     try:
-        until(lambda: f"in forward: (3, {IN})" in find(made, "memlab-printed").value)
+        until(lambda: f"in forward: (3, {IN})" in str(made._told.answer["printed"]))
         assert made._page.forecasts.wait(PATIENCE_SECONDS)
         assert f"(3, {IN})" in made.run().printed
     finally:

@@ -1,0 +1,94 @@
+"""What a person has opened beside the sliders and the picture, and what it shows."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from memlab._panel.panel_state import PanelState
+from memlab._panel.state import setting_words
+from memlab._panel.texts import as_json
+from memlab._util.units import format_bytes
+from memlab.figures.peak import ALONE, rank_bars
+from memlab.result import StepResult
+from memlab.search.explain import Remedy, explain
+
+HELD_ROWS = 8
+SENT = ("together", "ranks", "calls a step", "sent by a rank")
+
+
+class Panes:
+    """What the page is told of each pane.
+
+    Args:
+        told: of the panel.
+    """
+
+    def __init__(self, told: PanelState) -> None:
+        self._told = told
+        self._open: dict[str, frozenset[str]] = {}  # by view
+        self._shown: dict[str, Any] = {}
+
+    def open(self, view: str, names: Iterable[str]) -> None:
+        """Note which panes are open in a view."""
+        self._open[view] = frozenset(names)
+
+    def is_open(self, name: str) -> bool:
+        """Return whether a pane is open in any view."""
+        return any(name in names for names in self._open.values())
+
+    def show(self, **contents: Any) -> None:
+        """Show contents by pane."""
+        with self._told.together():  # threads show them
+            self._shown |= contents
+            self._told.tell(panes=dict(self._shown))
+
+
+def peak_pane(result: StepResult, limit_bytes: int | None) -> dict[str, Any]:
+    """Return what holds the peak of a result, and what would lower it."""
+    found = explain(result.against_limit(limit_bytes))
+    return {
+        "sentence": found.message,
+        "facts": [str(row) for row in found.rows[:HELD_ROWS]],
+        "remedies": [_remedy(one) for one in found.remedies],
+    }
+
+
+def _remedy(remedy: Remedy) -> dict[str, Any]:
+    freed = remedy.freed_bytes
+    less = "" if freed is None else f"peak about {format_bytes(freed)} lower; "
+    return {
+        "label": ", ".join(setting_words(*item) for item in remedy.change.items()),
+        "effect": f"{less}{remedy.effect}; price: {remedy.price}",
+        "fields": as_json(remedy.change),
+    }
+
+
+def ranks_pane(result: StepResult | None, limit_bytes: int | None) -> dict[str, Any]:
+    """Return what each rank of a result holds at its peak, and what a rank sends."""
+    bars = rank_bars(result) if result else []
+    if result is None or not bars:
+        return {"alone": ALONE, "ranks": [], "sent": None}
+    ranks = [
+        {
+            "label": bar.label,
+            "bytes": bar.peak_bytes,
+            "byCategory": dict(bar.result.peak_by_category or {}),
+            "limitBytes": limit_bytes,
+        }
+        for bar in bars
+    ]
+    return {"alone": "", "ranks": ranks, "sent": _sent(result)}
+
+
+def _sent(result: StepResult) -> dict[str, Any] | None:
+    if not result.communication:
+        return None
+    total = format_bytes(sum(each.sent_bytes for each in result.communication))
+    return {
+        "caption": f"A rank sends {total} a step, {result.source}, if all goes round a ring.",
+        "heads": SENT,
+        "rows": [
+            [each.collective, str(each.num_ranks), str(each.num_calls),
+             format_bytes(each.sent_bytes)]
+            for each in result.communication
+        ],
+    }  # fmt: skip
