@@ -125,15 +125,15 @@ test("measured lines come as bytes, which need not be aligned", async () => {
 test("a kernel that has died is said, and one that does not answer", (context) => {
   context.mock.timers.enable({ apis: ["setTimeout"] });
   const model = modelOf();
-  let isDead = false;
-  const kernel = new Kernel(model, /** @type {any} */ ({ closest: () => (isDead ? {} : null) }));
+  const kernel = new Kernel(model, el);
   kernel.store.move({ batch_size: 16 });
   context.mock.timers.tick(15_000);
   assert.equal(kernel.trouble, "silent");
   model.set("job", { running: true });
   assert.equal(kernel.trouble, "", "it speaks");
-  isDead = true;
   model.fire("comm_live_update");
   assert.equal(kernel.trouble, "gone");
+  const dead = /** @type {any} */ ({ closest: () => ({}) });
+  assert.equal(new Kernel(modelOf(), dead).trouble, "gone", "when a tab is opened again");
   kernel.close();
 });

@@ -98,13 +98,13 @@ import { familyKey, textOf } from "./settings.js";
 import { readStepFile } from "./step_file.js";
 import { Store } from "./store.js";
 
-/** @typedef {{get: (name: string) => any, on: (name: string, act: (...given: any[]) => void) => void, off: (name: string, act: (...given: any[]) => void) => void, send: (message: any) => void}} Model */
+/** @typedef {{get: (name: string) => any, on: (name: string, act: (this: any, ...given: any[]) => void) => void, off: (name: string, act: (...given: any[]) => void) => void, send: (message: any) => void}} Model */
 
 const TRAITS = ["catalog", "form", "asked", "answer", "job", "runs", "panes"];
 const ASK_AGAIN_MS = 10_000;
 const SILENT_MS = 15_000;
 const MOST_KEPT = 200; // families and moves that are remembered
-const DISCONNECTED = "jupyter-widgets-disconnected"; // which ipywidgets adds when a kernel dies
+const DISCONNECTED = "jupyter-widgets-disconnected"; // a class of views that have no kernel
 
 /** @implements {Source} */
 export class Kernel {
@@ -131,7 +131,6 @@ export class Kernel {
   /** @param {Model} model @param {HTMLElement} el of the widget */
   constructor(model, el) {
     this.model = model;
-    this.el = el;
     this.id = `ml-${Math.random().toString(36).slice(2, 8)}`;
     this.moves = new Moves(this.id);
     this.outbox = new Outbox((fields) => this.tell({ ...this.stamp(), type: "set", fields }));
@@ -142,13 +141,17 @@ export class Kernel {
     this.store.subscribe(() => this.changed());
     for (const name of TRAITS) this.on(`change:${name}`, () => this.take(name));
     this.on("msg:custom", (content, buffers) => this.hear(content, buffers));
-    this.on("comm_live_update", () => this.look());
+    const source = this;
+    // anywidget's model does not say whether its kernel lives; the view, which is `this`, does
+    this.on("comm_live_update", function () {
+      source.live(Boolean(this?.model?.comm_live));
+    });
     this.note();
     this.need();
-    this.look();
+    if (el.closest(`.${DISCONNECTED}`)) this.trouble = "gone";
   }
 
-  /** @param {string} name @param {(...given: any[]) => void} act */
+  /** @param {string} name @param {(this: any, ...given: any[]) => void} act */
   on(name, act) {
     this.model.on(name, act);
     this.handlers.push([name, act]);
@@ -319,10 +322,9 @@ export class Kernel {
   /** @type {((text: string) => void) | null} */
   save = null;
 
-  /** Whether ipywidgets says that the kernel has died. */
-  look() {
-    if (this.el.closest(`.${DISCONNECTED}`)) this.trouble = "gone";
-    else if (this.trouble === "gone") this.trouble = "";
+  /** ipywidgets says whether the kernel that made the panel lives. @param {boolean} isLive */
+  live(isLive) {
+    this.trouble = isLive ? "" : "gone";
     this.changed();
   }
 }
