@@ -17,6 +17,7 @@
  * @property {string} code that makes this step
  * @property {string} made by which memlab
  * @property {string[]} steps step files in base64
+ * @property {import("./runs_order.js").Runs | null} runs the table of runs
  */
 
 import { bestEstimate } from "./estimate.js";
@@ -73,7 +74,8 @@ function sourceOf(payload, steps, hash) {
   /** @type {any} what only a kernel says */
   const nothing = { lines: {}, fit: { text: "" }, source: "none", note: "", run: null };
   return {
-    ...{ isLive: false, id: "ml", store, trouble: "", isCurrent: true, runs: null, panes: {} },
+    ...{ isLive: false, id: "ml", store, trouble: "", isCurrent: true, panes: {} },
+    runs: payload.runs,
     catalog: {
       ...{ version: "", workloads: [], devices: [], tooltips: {}, help: null },
       controls: SLIDERS.map(([field, label]) => ({

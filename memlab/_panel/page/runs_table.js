@@ -46,7 +46,7 @@ export function RunsTable({ source, screen }) {
         onValue=${(/** @type {boolean} */ withStopped) => want({ ...wanted, withStopped })}
       />
       <span class="ml-quiet">${hidden ? `${hidden} not shown` : ""}</span>
-      <span class="ml-tools"><${TableButtons} source=${source} /></span>
+      ${source.isLive && html`<span class="ml-tools"><${TableButtons} source=${source} /></span>`}
     </div>
     ${
       rows.length > 0
@@ -95,7 +95,7 @@ function Rows({ source, rows, columns }) {
           (column) =>
             html`<th scope="col" class=${kindOf(column)} title=${column.title}>${column.name}</th>`,
         )}
-        <th scope="col" class="ml-acts">compare, keep</th>
+        ${source.isLive && html`<th scope="col" class="ml-acts">compare, keep</th>`}
       </tr>
     </thead>
     <tbody>
@@ -108,7 +108,7 @@ function Rows({ source, rows, columns }) {
                   ${typeof cell === "string" ? cell : html`<${Said} verdict=${cell} />`}
                 </td>`,
             )}
-            <td class="ml-acts"><${Acts} ...${{ source, row }} /></td>
+            ${source.isLive && html`<td class="ml-acts"><${Acts} ...${{ source, row }} /></td>`}
           </tr>`,
       )}
     </tbody>
