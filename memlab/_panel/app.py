@@ -15,7 +15,7 @@ import ipywidgets
 import torch
 
 from memlab._panel import asked as cells
-from memlab._panel import catalog, choices, state
+from memlab._panel import catalog, choices, state, table
 from memlab._panel.asked import Asked
 from memlab._panel.page import Page
 from memlab._panel.panel_state import Message, PanelState
@@ -286,7 +286,8 @@ class Panel:
         )
         predictions = predicted_around(self.workload, config, device)
         files, first = files_of(self.workload, predictions), predictions[0].result
-        write(file, as_document(payload_of(shown, files, first.number_format), str(first)))
+        payload = payload_of(shown, files, first.number_format, table.told(self._log))
+        write(file, as_document(payload, str(first)))
         return file
 
     def close(self) -> None:

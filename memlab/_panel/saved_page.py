@@ -124,7 +124,7 @@ def payload_of(
     shown: SavedStep,
     steps: Sequence[str],
     number_format: str,
-    runs: Mapping[str, Any] | None = None,
+    runs: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return what the page is given, as plain JSON types.
 
@@ -132,7 +132,7 @@ def payload_of(
         shown: the step.
         steps: files of it and of its relatives, in base64.
         number_format: of its model.
-        runs: the table of runs, as `table.told` returns it; None for none.
+        runs: the table of runs, as `table.told` returns it.
     """
     config = shown.config
     fixed = [
@@ -155,7 +155,7 @@ def payload_of(
         "code": shown.code,
         "made": f"made by memlab {__version__}",
         "steps": list(steps),
-        "runs": runs,
+        "runs": runs if runs["rows"] else None,
     }
 
 
