@@ -40,7 +40,7 @@ const NUMBERS = {
 
 /** @param {{source: Source, screen: Screen}} props */
 export function Controls({ source, screen }) {
-  const { catalog, form, answer } = source;
+  const { catalog, form } = source;
   const sliders = catalog.controls.filter((control) => control.place === "slider");
   const main = catalog.controls.filter((control) => control.place === "main");
   return html`<form class="ml-controls" onSubmit=${(/** @type {Event} */ e) => e.preventDefault()}>
@@ -49,7 +49,6 @@ export function Controls({ source, screen }) {
     ${main.map((control) => html`<${MainChoice} ...${{ source, screen, control }} />`)}
     ${form.choices.length > 0 && html`<${WorkloadChoices} ...${{ source, screen }} />`}
     ${source.fixed.length > 0 && html`<${Fixed} rows=${source.fixed} />`}
-    ${answer.printed && html`<${Printed} ...${answer.printed} />`}
   </form>`;
 }
 
@@ -193,10 +192,3 @@ const Fixed = ({ rows }) =>
     )}
     <p class="ml-quiet">These are as they were recorded; a notebook with memlab changes them.</p>
   </dl>`;
-
-/** @param {{when: string, text: string}} props */
-const Printed = ({ when, text }) =>
-  html`<details class="ml-printed">
-    <summary>what the model printed (${when})</summary>
-    <pre tabindex="0">${text}</pre>
-  </details>`;

@@ -48,7 +48,7 @@ import { formatBytes } from "./words.js";
 
 const FONT_SIZE = 12;
 const ROW = 18;
-const [LEFT, RIGHT] = [60, 10]; // margins
+const [LEFT, RIGHT] = [68, 10]; // margins
 const PHASE_TONES = [0, 0.06, 0.12, 0.22, 0.34, 0];
 const FORWARD = PHASES.indexOf("forward");
 /** @type {Record<string, string>} */
