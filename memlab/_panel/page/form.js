@@ -8,7 +8,7 @@
  * @typedef {import("./store.js").Fields} Fields
  */
 
-import { Choice, LineText, NumberBox, Select, SliderRow, Switch, halfOctaves } from "./controls.js";
+import { Choice, LineText, Select, SliderRow, Switch, halfOctaves } from "./controls.js";
 import { MOST_MICRO_BATCHES, share, wholeNumber } from "./settings.js";
 import { html } from "./vendor/preact.js";
 
@@ -158,8 +158,7 @@ export function Options({ source, screen, places }) {
 function Option({ source, screen, control }) {
   const { field, label, tooltip, kind, choices } = control;
   const { store, form } = source;
-  if (kind === "number" && field === "world_size")
-    return html`<${NumberRow} ...${{ source, screen, control }} />`;
+  if (kind === "number") return html`<${NumberRow} ...${{ source, screen, control }} />`;
   const shared = {
     ...{ label, about: tooltip, disabled: form.disabled.includes(field) },
     value: store.state.fields[field],
@@ -167,11 +166,6 @@ function Option({ source, screen, control }) {
   };
   if (kind === "switch")
     return html`<${Switch} ...${{ ...shared, value: Boolean(shared.value) }} />`;
-  if (kind === "number") {
-    return html`<label class="ml-field" title=${tooltip}>
-      <span>${label}</span><${NumberBox} ...${{ ...common(source, screen, field), ...shared }} />
-    </label>`;
-  }
   const own = form.own[field];
   return html`<${Select}
     ...${shared}
