@@ -60,6 +60,7 @@ export function SliderRow(props) {
       step="1"
       value=${at}
       disabled=${disabled}
+      title=${about}
       aria-label=${`${label} slider`}
       aria-valuetext=${inWords(value)}
       aria-describedby=${`${id}-line`}
@@ -75,6 +76,7 @@ export function SliderRow(props) {
 export function NumberBox({ id, value, onValue, inWords, parse, allowed, takesText, ...rest }) {
   const [draft, setDraft] = useState(/** @type {string | null} */ (null)); // while it is typed
   const isWrong = typeof value !== "number";
+  const meant = draft === null ? value : (parse(draft) ?? (takesText ? draft : value));
   /** @param {Event} event */
   const type = (event) => {
     const box = /** @type {HTMLInputElement} */ (event.target);
@@ -101,7 +103,7 @@ export function NumberBox({ id, value, onValue, inWords, parse, allowed, takesTe
     aria-invalid=${isWrong}
     aria-describedby=${`${id}-line`}
     disabled=${rest.disabled}
-    value=${draft ?? inWords(value)}
+    value=${draft === null || meant !== value ? inWords(value) : draft}
     onInput=${type}
     onBlur=${leave}
   />`;
@@ -175,23 +177,25 @@ export function Select({ label, about = "", choices, value, disabled = false, on
   const id = useId();
   return html`<span class="ml-field" title=${about}>
     <label for=${id}>${label}</label>
-    <${List} ...${{ id, choices, value, disabled, onValue }} />
+    <${List} ...${{ id, about, choices, value, disabled, onValue }} />
   </span>`;
 }
 
 /**
  * @param {object} props
  * @param {string} props.id
+ * @param {string} props.about
  * @param {Option[]} props.choices
  * @param {any} props.value one that is not offered is shown all the same
  * @param {boolean} [props.disabled]
  * @param {(value: any) => void} props.onValue
  */
-function List({ id, choices, value, disabled = false, onValue }) {
+function List({ id, about, choices, value, disabled = false, onValue }) {
   const isOffered = choices.some((choice) => choice.value === value);
   const all = isOffered ? choices : [...choices, { value, label: String(value) }];
   return html`<select
     id=${id}
+    aria-description=${about || undefined}
     disabled=${disabled}
     value=${String(value)}
     onChange=${(/** @type {Event} */ event) =>
@@ -217,6 +221,7 @@ export const Switch = ({ label, about = "", value, disabled = false, onValue }) 
     <input
       type="checkbox"
       checked=${value}
+      aria-description=${about || undefined}
       disabled=${disabled}
       onChange=${(/** @type {Event} */ event) =>
         onValue(/** @type {HTMLInputElement} */ (event.target).checked)}
@@ -247,11 +252,12 @@ export const Button = ({ name, label, about, kind = "", disabled = false, onPres
     ${name}
   </button>`;
 
-/** A button that shows and hides what it names. @param {{name: string, controls: string, isOpen: boolean, about?: string, onOpen: (isOpen: boolean) => void}} props */
-export const Toggle = ({ name, controls, isOpen, about = "", onOpen }) =>
+/** A button that shows and hides what it names. @param {{name: string, opens: string, controls: string, isOpen: boolean, about?: string, onOpen: (isOpen: boolean) => void}} props */
+export const Toggle = ({ name, opens, controls, isOpen, about = "", onOpen }) =>
   html`<button
     type="button"
     class="ml-toggle"
+    data-opens=${opens}
     aria-expanded=${isOpen}
     aria-controls=${isOpen ? controls : undefined}
     title=${about}

@@ -8,7 +8,7 @@
  * @typedef {import("./store.js").Fields} Fields
  */
 
-import { Choice, LineText, NumberBox, Select, SliderRow, Switch, halfOctaves } from "./controls.js";
+import { Choice, LineText, Select, SliderRow, Switch, halfOctaves } from "./controls.js";
 import { MOST_MICRO_BATCHES, share, wholeNumber } from "./settings.js";
 import { html } from "./vendor/preact.js";
 
@@ -40,7 +40,7 @@ const NUMBERS = {
 
 /** @param {{source: Source, screen: Screen}} props */
 export function Controls({ source, screen }) {
-  const { catalog, form, answer } = source;
+  const { catalog, form } = source;
   const sliders = catalog.controls.filter((control) => control.place === "slider");
   const main = catalog.controls.filter((control) => control.place === "main");
   return html`<form class="ml-controls" onSubmit=${(/** @type {Event} */ e) => e.preventDefault()}>
@@ -49,7 +49,6 @@ export function Controls({ source, screen }) {
     ${main.map((control) => html`<${MainChoice} ...${{ source, screen, control }} />`)}
     ${form.choices.length > 0 && html`<${WorkloadChoices} ...${{ source, screen }} />`}
     ${source.fixed.length > 0 && html`<${Fixed} rows=${source.fixed} />`}
-    ${answer.printed && html`<${Printed} ...${answer.printed} />`}
   </form>`;
 }
 
@@ -159,8 +158,7 @@ export function Options({ source, screen, places }) {
 function Option({ source, screen, control }) {
   const { field, label, tooltip, kind, choices } = control;
   const { store, form } = source;
-  if (kind === "number" && field === "world_size")
-    return html`<${NumberRow} ...${{ source, screen, control }} />`;
+  if (kind === "number") return html`<${NumberRow} ...${{ source, screen, control }} />`;
   const shared = {
     ...{ label, about: tooltip, disabled: form.disabled.includes(field) },
     value: store.state.fields[field],
@@ -168,11 +166,6 @@ function Option({ source, screen, control }) {
   };
   if (kind === "switch")
     return html`<${Switch} ...${{ ...shared, value: Boolean(shared.value) }} />`;
-  if (kind === "number") {
-    return html`<label class="ml-field" title=${tooltip}>
-      <span>${label}</span><${NumberBox} ...${{ ...common(source, screen, field), ...shared }} />
-    </label>`;
-  }
   const own = form.own[field];
   return html`<${Select}
     ...${shared}
@@ -193,10 +186,3 @@ const Fixed = ({ rows }) =>
     )}
     <p class="ml-quiet">These are as they were recorded; a notebook with memlab changes them.</p>
   </dl>`;
-
-/** @param {{when: string, text: string}} props */
-const Printed = ({ when, text }) =>
-  html`<details class="ml-printed">
-    <summary>what the model printed (${when})</summary>
-    <pre tabindex="0">${text}</pre>
-  </details>`;

@@ -94,7 +94,7 @@ function pinched(chart, places, pixels) {
 
 /** @param {TimelineChart} chart @param {HTMLElement} root @param {WheelEvent} event */
 function turnWheel(chart, root, event) {
-  const isOurs = event.ctrlKey || event.metaKey || document.activeElement === root;
+  const isOurs = event.ctrlKey || event.metaKey || root.matches(":focus");
   const isSideways = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
   const changes = chart.isZoomed || (event.deltaY < 0 && !isSideways);
   if (!isOurs || !chart.at || (!changes && !event.ctrlKey)) return; // the page scrolls

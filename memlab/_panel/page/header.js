@@ -19,7 +19,7 @@ const FIT =
  *     open: (name: string, isOpen: boolean) => void}}} props
  */
 export function Head({ source, screen, panes }) {
-  const { store, answer, job, isLive } = source;
+  const { store, answer, job, isLive, trouble } = source;
   return html`<header class="ml-head">
     ${
       isLive
@@ -33,7 +33,7 @@ export function Head({ source, screen, panes }) {
       html`<${Button}
         name="Fit for me"
         about=${FIT}
-        disabled=${job.running}
+        disabled=${job.running || trouble === "gone"}
         onPress=${() => source.tell({ type: "fit" })}
       />`
     }
@@ -46,6 +46,7 @@ export function Head({ source, screen, panes }) {
           (name) =>
             html`<${Toggle}
               name=${name === "help" ? "?" : name}
+              opens=${name}
               about=${ABOUT[name]}
               controls=${`${source.id}-pane-${name}`}
               isOpen=${panes.isOpen(name)}
@@ -120,8 +121,9 @@ function Limit({ source, screen: { limit } }) {
   const remedy = limit.meant ? { label: limit.meant, fields: { memory_limit: limit.meant } } : null;
   /** @type {import("./controls.js").Line | null} */
   const own = limit.problem ? { text: limit.problem, kind: "warn", remedy } : null;
-  const told = isCurrent ? answer.lines.memory_limit : null;
-  const line = own ?? (told?.text ? told : null);
+  const { workload, device, memory_limit } = answer.lines;
+  const told = [workload, device, memory_limit].find((each) => isCurrent && each?.text);
+  const line = own ?? told;
   return html`<label title=${source.catalog.tooltips.memory_limit}>
       Limit
       <input

@@ -303,8 +303,12 @@ export class Kernel {
   /** @param {any} content @param {DataView[]} buffers */
   async hear(content, buffers) {
     if (content.type === "step" && !this.recorded.has(content.id)) {
-      const file = await readStepFile(bytesOf(buffers[0]));
-      this.recorded.set(content.id, new RecordedStep(file));
+      try {
+        const file = await readStepFile(bytesOf(buffers[0]));
+        this.recorded.set(content.id, new RecordedStep(file));
+      } catch (error) {
+        console.error("memlab:", error); // the picture stays dimmed
+      }
     } else if (content.type === "run") {
       this.lines.set(content.number, measuredOf(buffers));
     } else if (content.type === "csv") {

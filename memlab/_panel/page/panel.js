@@ -82,6 +82,7 @@ function Drawers({ source, screen, panes }) {
         ([name, label]) =>
           html`<${Toggle}
             name=${label}
+            opens=${name}
             controls=${`${source.id}-pane-${name}`}
             isOpen=${panes.isOpen(name)}
             onOpen=${(/** @type {boolean} */ isOpen) => panes.open(name, isOpen)}
@@ -158,7 +159,12 @@ function onKey(event, source, screen, panes) {
   } else if (event.key === "Escape" && isLive) {
     const name = target.closest(".ml-pane")?.getAttribute("data-pane") ?? panes.all.at(-1);
     if (job.running && !job.byCell) source.tell({ type: "stop" });
-    else if (name) panes.open(name, false);
+    else if (name) {
+      panes.open(name, false);
+      // what had the focus may be gone
+      const toggle = target.closest(".ml")?.querySelector(`[data-opens="${name}"]`);
+      /** @type {HTMLElement | null | undefined} */ (toggle)?.focus();
+    }
   }
 }
 

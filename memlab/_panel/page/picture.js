@@ -16,11 +16,14 @@ import { BlockModules, isWithin, patternOf } from "./modules.js";
 import { CATEGORIES, PHASES } from "./recorded_step.js";
 import { TimelineChart } from "./timeline_chart.js";
 import { html, useEffect, useMemo, useRef } from "./vendor/preact.js";
+import { useWidth } from "./width.js";
 import { formatBytes, formatPercent } from "./words.js";
 
 const MOST_GROUPS = 10;
 const LEAST_SHARE = 0.004; // of a row of the module map; less is not drawn
 const LEVELS = 5;
+const WIDEST_MAP = 1900;
+const LEAST_TARGET = 26; // pixels
 const MIXED = "#b9b9bf"; // modules of several groups
 const NO_MODULES =
   "an estimate from another number of micro-batches or another budget does not know the modules";
@@ -232,10 +235,11 @@ function Save({ chart }) {
 function ModuleMap({ store, step, found, at, module }) {
   const tree = useMemo(() => modulesOf(step).tree(found, at), [step, found, at]);
   const names = useMemo(() => modulesOf(step).groupNames(found, MOST_GROUPS), [step, found]);
+  const [root, width] = useWidth(WIDEST_MAP);
   const top = nodeAt(tree, module) ?? tree;
   const rows = levels(top);
   const path = top.path ? top.path.split(".") : [];
-  return html`<div class="ml-modules">
+  return html`<div class="ml-modules" ref=${root}>
     <p>
       <b>who holds it</b>${" "}
       <button type="button" disabled=${!top.path} onClick=${() => store.look({ module: null })}>
@@ -259,23 +263,31 @@ function ModuleMap({ store, step, found, at, module }) {
         html`<div class="ml-level">
           ${row.map((cell) => {
             if (!cell.node) return html`<span style=${{ flex: `${cell.share} 1 0` }}></span>`;
-            const { node } = cell;
-            const background = colourOf(node.path, names);
-            const words = `${node.path}: ${formatBytes(node.bytes)}, ${formatPercent(node.bytes / Math.max(top.bytes, 1))}`;
-            return html`<button
-              type="button"
-              class="ml-cell"
-              title=${words}
-              aria-label=${words}
-              style=${{ flex: `${cell.share} 1 0`, background, color: inkOn(background) }}
-              onClick=${() => store.look({ module: node.path })}
-            >
-              ${node.name}
-            </button>`;
+            return html`<${ModuleCell} ...${{ store, cell, width, names, top }} />`;
           })}
         </div>`,
     )}
   </div>`;
+}
+
+/** A cell; one that is too narrow to be hit is no button. @param {{store: Store, cell: {node: ModuleBytes, share: number}, width: number, names: string[], top: ModuleBytes}} props */
+function ModuleCell({ store, cell: { node, share }, width, names, top }) {
+  const background = colourOf(node.path, names);
+  const words = `${node.path}: ${formatBytes(node.bytes)}, ${formatPercent(node.bytes / Math.max(top.bytes, 1))}`;
+  const style = { flex: `${share} 1 0`, background, color: inkOn(background) };
+  if (share * width < LEAST_TARGET) {
+    return html`<span class="ml-cell" title=${words} style=${style}></span>`;
+  }
+  return html`<button
+    type="button"
+    class="ml-cell"
+    title=${words}
+    aria-label=${words}
+    style=${style}
+    onClick=${() => store.look({ module: node.path })}
+  >
+    ${node.name}
+  </button>`;
 }
 
 /** The colour that a module has in the timeline; grey for one of several groups. @param {string} path @param {string[]} names */

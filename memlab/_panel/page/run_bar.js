@@ -12,8 +12,8 @@ import { SYMBOLS } from "./verdict.js";
 const BY_CELL = "a cell is running it: interrupt the kernel to stop it";
 
 /** Whether Run can be pressed; while the kernel has not answered yet, as far as the page knows. @param {Source} source @param {Screen} screen */
-export const canRun = ({ job, answer, isCurrent }, { problem }) =>
-  !job.running && (isCurrent ? answer.ready : !problem);
+export const canRun = ({ job, answer, isCurrent, trouble }, { problem }) =>
+  !job.running && trouble !== "gone" && (isCurrent ? answer.ready : !problem);
 
 /** @param {{source: Source, screen: Screen}} props */
 export function RunBar({ source, screen }) {
@@ -56,5 +56,13 @@ export function RunBar({ source, screen }) {
     >
       ${kind && html`<span aria-hidden="true">${SYMBOLS[/** @type {"good"} */ (kind)]} </span>`}${text}
     </p>
+    ${answer.printed && html`<${Printed} ...${answer.printed} />`}
   </section>`;
 }
+
+/** @param {{when: string, text: string}} props */
+const Printed = ({ when, text }) =>
+  html`<details class="ml-printed">
+    <summary>what the model printed (${when})</summary>
+    <pre tabindex="0">${text}</pre>
+  </details>`;

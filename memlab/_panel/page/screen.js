@@ -24,7 +24,7 @@
  */
 
 import { bestEstimate } from "./estimate.js";
-import { MOST_MICRO_BATCHES, ownLines, problemOf, settingOf } from "./settings.js";
+import { MOST_MICRO_BATCHES, familyKey, ownLines, problemOf, settingOf } from "./settings.js";
 import { useMemo, useRef } from "./vendor/preact.js";
 import { countedPeak, fitVerdict } from "./verdict.js";
 import { parseLimit } from "./words.js";
@@ -40,9 +40,13 @@ export function useScreen(source) {
   const problem = problemIn(source, steps);
   const text = JSON.stringify(settingOf(fields));
   const best = useMemo(() => (problem ? null : estimateOf(steps, fields)), [steps, text, problem]);
+  const was = store.before;
+  // a move of the limit leaves the step as it is
+  const isOther =
+    was && (familyKey(was) !== familyKey(fields) || JSON.stringify(settingOf(was)) !== text);
   const before = useMemo(
-    () => (store.before ? estimateOf(source.stepsFor(store.before), store.before) : null),
-    [steps, store.before],
+    () => (was && isOther ? estimateOf(source.stepsFor(was), was) : null),
+    [steps, was, isOther],
   );
   const newest = useRef(/** @type {Found | null} */ (null));
   newest.current = best ?? newest.current ?? source.first ?? null;

@@ -186,12 +186,15 @@ export class TimelineChart {
 
   /** @returns {Theme} */
   readTheme() {
-    const style = getComputedStyle(this.root);
-    const colours = Object.entries(USUAL_COLOURS).map(([name, usual]) => [
-      name,
-      style.getPropertyValue(`--ml-${name}`).trim() || usual,
-    ]);
-    return { ...Object.fromEntries(colours), font: style.fontFamily || "sans-serif" };
+    // the colour of an element is always one that a canvas understands; a variable need not be
+    const probe = this.root.appendChild(document.createElement("i"));
+    const colours = Object.entries(USUAL_COLOURS).map(([name, usual]) => {
+      probe.style.color = `var(--ml-${name}, ${usual})`;
+      return [name, getComputedStyle(probe).color];
+    });
+    probe.remove();
+    const font = getComputedStyle(this.root).fontFamily || "sans-serif";
+    return { ...Object.fromEntries(colours), font };
   }
 
   changeTheme() {
@@ -219,7 +222,7 @@ export class TimelineChart {
       draw(penOf(this.picture, size), this.at, this.theme, this.memory);
     }
     const { selected, pointed, range } = this;
-    const isFocused = document.activeElement === this.root;
+    const isFocused = this.root.matches(":focus");
     drawOverlay(penOf(this.overlay, size), this.at, this.theme, {
       selected,
       pointed,

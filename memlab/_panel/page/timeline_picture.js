@@ -48,7 +48,7 @@ import { formatBytes } from "./words.js";
 
 const FONT_SIZE = 12;
 const ROW = 18;
-const [LEFT, RIGHT] = [60, 10]; // margins
+const [LEFT, RIGHT] = [68, 10]; // margins
 const PHASE_TONES = [0, 0.06, 0.12, 0.22, 0.34, 0];
 const FORWARD = PHASES.indexOf("forward");
 /** @type {Record<string, string>} */
@@ -393,7 +393,12 @@ function drawLimit(pen, at, theme) {
   if (limit === null) return;
   const text = `limit ${formatBytes(limit)}`;
   if (!at.isLimitShown) {
-    return write(pen, `${text}, above this picture`, at.right, at.top + 9, theme.bad, "right");
+    const half = (at.right - at.left) / 2;
+    const whole = `${text}, above this picture`;
+    const shown = pen.measureText(whole).width < half ? whole : `${text} ↑`;
+    const isLeft = at.xOf(at.x[at.peak]) > at.left + half; // away from the peak
+    const x = isLeft ? at.left + 4 : at.right;
+    return write(pen, shown, x, at.top + 9, theme.bad, isLeft ? "left" : "right");
   }
   const y = at.yOf(limit) + 0.5;
   path(pen, [
