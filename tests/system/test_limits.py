@@ -14,7 +14,7 @@ from memlab.result import CountedPeak, Source
 from memlab.search.largest_batch import LargestSearch
 from tests.figure_parts import texts_of
 from tests.models import blocks
-from tests.panel_parts import PATIENCE_SECONDS, find, make_result, until
+from tests.panel_parts import PATIENCE_SECONDS, badge, make_result, rested, until
 
 MIB = 2**20
 ON_A_CARD = {"device": "h200", "source": Source.PREDICTED}
@@ -242,13 +242,13 @@ def test_a_panel_says_of_each_limit_what_predict_says(base):
         until(lambda: panel.prediction is not None, PATIENCE_SECONDS)
         for limit, said in VERDICTS.items():
             panel.set(memory_limit=limit)
-            assert panel._page._draw.wait(PATIENCE_SECONDS)
+            rested(panel)
             found = panel.prediction
             assert (found.fits, found.close_to_limit) == said, limit
-            assert f"memlab-{kind_of(found)}" in find(panel, "memlab-fit").value, limit
+            assert badge(panel)["kind"] == kind_of(found), limit
         panel.set(memory_limit="258MiB")
-        assert panel._page._draw.wait(PATIENCE_SECONDS)
-        assert "fits with less cache: 266 of 258 MiB" in find(panel, "memlab-fit").value
+        rested(panel)
+        assert "fits with less cache: 266 of 258 MiB" in badge(panel)["text"]
     finally:
         panel.close()
 

@@ -13,7 +13,7 @@ from memlab.running import Progress
 from memlab.runtime import isolation
 from memlab.runtime.accumulation import AccumulationEffect
 from tests.forecast_parts import answered, of_estimates, predicted, question, sizes, worker
-from tests.panel_parts import PATIENCE_SECONDS, make_workload, opened, until
+from tests.panel_parts import PATIENCE_SECONDS, make_workload, opened, rested, until
 
 
 @pytest.fixture
@@ -198,13 +198,14 @@ def test_another_number_of_micro_batches_is_estimated_at_once_and_says_so():
         until(lambda: forecasts_.known(question(8, device="h200")) is not None)
         forecasts_.hold(True)  # so that the worker answers nothing more
         panel.set(batch_size=64, accumulation_steps=8)
-        assert panel._page._draw.wait(PATIENCE_SECONDS)
+        rested(panel)
         assert panel.prediction.config == StepConfig(batch_size=64, accumulation_steps=8)
         assert panel._page._estimate.how is How.ESTIMATED
-        assert "estimate for h200: " in panel._view._costs.value
-        assert "the exact prediction follows" in panel._view._costs.value
+        assert "estimate for h200: " in panel._told.answer["costs"]
+        assert "the exact prediction follows" in panel._told.answer["costs"]
+        assert not panel._told.answer["exact"]
         forecasts_.hold(False)
-        until(lambda: "predicted for h200" in panel._view._costs.value)
+        until(lambda: "predicted for h200" in panel._told.answer["costs"])
 
 
 def test_a_panel_at_rest_has_looked_once_at_what_micro_batches_would_do(monkeypatch):
@@ -218,10 +219,10 @@ def test_a_panel_at_rest_has_looked_once_at_what_micro_batches_would_do(monkeypa
     with opened("h200", config=StepConfig(batch_size=8)) as panel:
         page = panel._page
         until(lambda: page._facts and page._effects)
-        said = page._said_of_division(StepConfig(batch_size=8))
-        assert said == "gradient differs from that of the whole batch"
+        until(lambda: panel._told.answer["divided"])
+        assert panel._told.answer["divided"] == "gradient differs from that of the whole batch"
         panel.set(batch_size=4)
         assert page.forecasts.wait(PATIENCE_SECONDS)
-        assert page._draw.wait(PATIENCE_SECONDS)
+        rested(panel)
         assert page._find_effect.wait(PATIENCE_SECONDS)
         assert asked == ["tiny"]

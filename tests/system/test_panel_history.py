@@ -17,7 +17,7 @@ from memlab.runtime.verify_report import VerifyReport
 from memlab.store import recorded
 from memlab.store.records import Kind, append
 from memlab.trace import CATEGORIES, Timeline
-from tests.panel_parts import PATIENCE_SECONDS, until
+from tests.panel_parts import PATIENCE_SECONDS, press, rested, row, status, until
 from tests.record_parts import OPTIONS, VISIT, result, run
 
 LABEL = "t4, recorded"
@@ -55,7 +55,7 @@ def shown(tmp_path, monkeypatch):
 
 def close(panel):
     """Close a panel once it has kept what is on its screen."""
-    assert panel._page._draw.wait(PATIENCE_SECONDS)
+    rested(panel)
     panel.close()
 
 
@@ -71,7 +71,7 @@ def test_settings_and_runs_come_back_into_the_panel_of_the_same_cell(shown):
     before = shown()
     before.set(batch_size=4, memory_limit="3 GiB")
     before.run()
-    before._log.pin(1, "small")
+    press(before, "pin", run=1, name="small")
     close(before)
 
     after = shown()
@@ -82,9 +82,10 @@ def test_settings_and_runs_come_back_into_the_panel_of_the_same_cell(shown):
     now = after._page.outlook()  # an earlier run is none of the model as it is now
     assert now.run is None
     assert now.last.is_earlier
-    assert "run 1, earlier, batch 4: it ran" in after._view._status.value
+    assert "run 1, earlier, batch 4: it ran" in status(after)
     assert after.results["is_earlier"].tolist() == [True]
-    assert "1 earlier small" in after._view.table._table.value
+    assert row(after)["#"] == "1 earlier small"
+    assert after._told.runs["rows"][0]["isEarlier"]
     after.run()
     assert [run.number for run in after._log.runs] == [1, 2]
     close(after)

@@ -15,7 +15,19 @@ from memlab._panel import asked as cells
 from memlab._panel import choices, questions
 from memlab.prediction.predict import Prediction
 from tests.forecast_parts import predicted
-from tests.panel_parts import PATIENCE_SECONDS, make_workload, until
+from tests.panel_parts import (
+    PATIENCE_SECONDS,
+    fields,
+    line,
+    make_workload,
+    move,
+    press,
+    rested,
+    row,
+    status,
+    until,
+    use,
+)
 
 
 def fit_to(length=8):
@@ -59,7 +71,13 @@ def panel(nothing_ahead):
 
 
 def said(panel):
-    return panel._view.size.explanation.text.value
+    return line(panel, "size")["text"]
+
+
+def shown(panel):
+    """Return what is offered, and which size is set of which workload."""
+    size = panel._told.form["size"]
+    return size and size["label"], fields(panel)["sample_size"], panel.workload.name
 
 
 def test_a_size_that_is_set_is_what_runs_and_what_is_predicted(panel):
@@ -68,40 +86,34 @@ def test_a_size_that_is_set_is_what_runs_and_what_is_predicted(panel):
     assert "2 samples of 16 numbers: 32 numbers in each micro-batch" in said(panel)
     result = panel.run()
     assert (result.outcome, result.workload_name) == (Outcome.OK, "fit, length 16")
-    assert "fit, length 16" in panel._view.table._table.value
-    until(lambda: "fit, length 16: 68 parameters" in panel._view._about.text.value)
+    assert row(panel)["workload"] == "fit, length 16"
+    until(lambda: "fit, length 16: 68 parameters" in line(panel, "about")["text"])
     until(lambda: panel._log.last.prediction is not None)
     assert panel._log.last.prediction.peak_allocated_bytes == result.peak_allocated_bytes
 
     panel.set(sample_size=None)
     assert panel.workload.name == "fit"
-    assert "run 1, fit, length 16, batch 4" in panel._view._status.value
+    assert "run 1, fit, length 16, batch 4" in status(panel)
 
 
 def test_no_control_changes_while_a_new_size_is_looked_at(panel):
-    until(lambda: "fit: 36 parameters" in panel._view._about.text.value)
-    formats = panel._view.controls.precision.options
-    assert ("fp32", "as-built") in formats
+    until(lambda: "fit: 36 parameters" in line(panel, "about")["text"])
+    form = panel._told.form
+    assert {"value": "as-built", "label": "fp32"} in form["precisions"]
     panel._page._find_facts.close()
     panel.set(sample_size=16)
-    assert "fit, length 16: looking at the model" in panel._view._about.text.value
-    assert panel._view.controls.precision.options == formats
+    assert "fit, length 16: looking at the model" in line(panel, "about")["text"]
+    assert panel._told.form == form
 
 
-def test_the_slider_goes_from_one_offered_size_to_the_next_and_the_box_takes_any(panel):
-    row = panel._view.size
-    assert (row.slider.value, row.slider.max) == (1, 3)
-    assert "memlab-at-4-8-16-32" in row.slider._dom_classes
-    row.slider.value = 2
-    assert (row.box.value, panel.workload.name) == ("16", "fit, length 16")
-    row.box.value = "20"
-    assert (row.slider.value, panel.workload.name) == (2, "fit, length 20")
-    row.box.value = "64"
-    assert (row.slider.value, panel.workload.name) == (3, "fit, length 64")
-    row.slider.value = 1
+def test_sizes_are_offered_and_any_other_can_be_typed(panel):
+    assert panel._told.form["size"] == {"label": "Length", "offered": [4, 8, 16, 32]}
+    move(panel, sample_size=16)
+    assert panel.workload.name == "fit, length 16"
+    move(panel, sample_size="20")
+    assert shown(panel) == ("Length", 20, "fit, length 20")
+    move(panel, sample_size=8)
     assert panel.workload is panel._asked.given
-    row.box.value = "9" * 400
-    assert row.slider.value == 3
 
 
 def test_a_size_that_takes_long_to_make_holds_nothing_up(monkeypatch):
@@ -116,19 +128,20 @@ def test_a_size_that_takes_long_to_make_holds_nothing_up(monkeypatch):
 
     panel = memlab.panel(slow(8), device="cpu", config=StepConfig(batch_size=2))
     try:
-        panel._view.size.slider.value = 2
+        move(panel, sample_size=16)
         assert "making the workload with length 16" in said(panel)
-        assert "making the workload" in panel._view._note.value
-        assert panel._view._run_button.disabled
-        assert panel._asked.question is None
-        assert panel._asked.code() == []
-        panel._view.controls.set({"batch_size": 4})
-        panel._runner.start()  # as Enter does
-        assert "press Run again once it is made" in panel._view._status.value
+        assert panel._told.answer["note"] == "making the workload"
+        assert (panel._told.answer["ready"], panel._told.answer["family"]) == (False, None)
+        press(panel, "open", panes=["code"])
+        assert panel._told.panes["code"] == []
+        move(panel, batch_size=4)
+        press(panel, "run")  # as Enter does
+        assert "press Run again once it is made" in status(panel)
 
         may.set()
-        until(lambda: not panel._view._run_button.disabled)
-        panel._runner.start()
+        until(lambda: panel._told.answer["ready"])
+        assert panel._told.panes["code"]
+        press(panel, "run")
         until(lambda: panel.result is not None)
         assert (panel.result.workload_name, panel.result.config.batch_size) == (
             "fit, length 16",
@@ -141,38 +154,33 @@ def test_a_size_that_takes_long_to_make_holds_nothing_up(monkeypatch):
 
 
 def test_a_drag_over_the_sizes_with_the_code_open_ends(panel):
-    panel._view._code_toggle.value = True
+    press(panel, "open", panes=["code"])
     for position in [0, 1, 2, 3, 2, 1, 0, 3] * 5:
-        panel._view.size.slider.value = position
+        move(panel, sample_size=4 * 2**position)
         time.sleep(0.003 * position)  # so that looks and makers meet at all moments
-    until(lambda: panel._asked.question is not None)
-    assert panel._asked.question.workload_name == "fit, length 32"
-    assert panel._page._draw.wait(PATIENCE_SECONDS)
+    until(lambda: panel._told.answer["ready"])
+    assert panel._told.answer["workload"] == "fit, length 32"
+    rested(panel)
 
 
 def test_another_workload_shows_its_own_size_or_no_slider(panel):
-    row = panel._view.size
-    assert (row.box.description, row.row.layout.display) == ("Length", "")
+    assert shown(panel) == ("Length", 8, "fit")
     panel.set(sample_size=16)
-    panel._view.workload.value = "vit-digits"
-    assert (row.box.description, row.box.value) == ("Image size", "32")
+    move(panel, workload="vit-digits")
+    assert shown(panel) == ("Image size", 32, "vit-digits")
     assert "8 samples of 32 x 32 pixels: 8,192 pixels" in said(panel)
-    panel._view.workload.value = "vnet-digits"
-    assert row.row.layout.display == "none"
-    assert panel.workload.name == "vnet-digits"
-    panel._view.workload.value = "fit"
-    assert (row.box.value, panel.workload.name) == ("8", "fit")
+    move(panel, workload="vnet-digits")
+    assert shown(panel) == (None, None, "vnet-digits")
+    move(panel, workload="fit")
+    assert shown(panel) == ("Length", 8, "fit")
     panel.set(workload="gpt-small", sample_size=256)
-    assert (row.box.value, panel.workload.name) == ("256", "gpt-small, sequence length 256")
-    panel._view.workload.value = "gpt2-medium"
-    panel.set(sample_size=128)
-    assert row.slider.value == 0
-    panel._view.workload.value = "gpt-small"
-    assert (row.box.value, row.slider.value) == ("128", 3)
+    assert shown(panel)[1:] == (256, "gpt-small, sequence length 256")
+    move(panel, workload="gpt2-medium", sample_size=128)
+    assert shown(panel)[1] == 128
 
 
 @pytest.mark.parametrize(
-    ("fields", "sentence"),
+    ("asked", "sentence"),
     [
         ({"sample_size": 0}, "sample_size=0 is below 1"),
         ({"sample_size": [8]}, r"sample_size=\[8\] is not a whole number"),
@@ -181,24 +189,23 @@ def test_another_workload_shows_its_own_size_or_no_slider(panel):
         ({"workload": "vnet", "sample_size": 64}, "vnet has samples of one size only"),
     ],
 )
-def test_a_size_that_cannot_be_is_refused_and_changes_nothing(panel, fields, sentence):
+def test_a_size_that_cannot_be_is_refused_and_changes_nothing(panel, asked, sentence):
     with pytest.raises(MemlabError, match=sentence):
-        panel.set(batch_size=2, **fields)
+        panel.set(batch_size=2, **asked)
     assert (panel.workload.name, panel.config.batch_size) == ("fit", 8)
 
 
 def test_a_typed_size_that_cannot_be_is_explained_beside_it_with_a_remedy(panel):
     for typed, sentence in (("65", "length=65 is above 64"), ("a", "length='a' is not a whole")):
-        panel._view.size.box.value = typed
-        escaped = sentence.replace("'", "&#x27;")
-        until(lambda escaped=escaped: escaped in said(panel))
-        assert panel._view._run_button.disabled
-        until(lambda: "a setting is not valid" in panel._view._note.value)
+        move(panel, sample_size=typed)
+        until(lambda sentence=sentence: sentence in said(panel))
+        assert not panel._told.answer["ready"]
+        until(lambda: "a setting is not valid" in panel._told.answer["note"])
         with pytest.raises(MemlabError, match=sentence):
             panel.run()
-        panel._view.size.explanation.button.click()
-        assert (panel._view.size.box.value, panel.workload.name) == ("8", "fit")
-        assert not panel._view._run_button.disabled
+        use(panel, "size")
+        assert shown(panel) == ("Length", 8, "fit")
+        assert panel._told.answer["ready"]
 
 
 def test_the_code_makes_the_size_on_screen(panel, monkeypatch):
@@ -259,7 +266,7 @@ def shown_size(given, **settings):
     with closing(memlab.panel(given, device="cpu")) as panel:
         at_first = panel._asked.workload.sample_size
         panel.set(**settings)
-        assert panel._page._draw.wait(PATIENCE_SECONDS)
+        rested(panel)
         return at_first and at_first.value
 
 
