@@ -634,7 +634,8 @@ class Page:
                 "costs": now.costs(),
                 "source": source,
                 "run": now.run and now.run.number,
-                "note": now.note(),
+                # the page may know more by itself until this was looked up
+                "note": "" if now.is_pending and question != self._looked else now.note(),
                 "advice": self._advice(now, limit).told,
                 **self._lines(),
                 "divided": self.divided,

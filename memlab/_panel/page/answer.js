@@ -81,14 +81,20 @@ export function Alerts({ source: { trouble, answer, isCurrent } }) {
   );
 }
 
-/** What is trained, and what to do: a line each, which keeps its place. @param {{source: Source}} props */
-export const Advice = ({ source: { answer, store, isCurrent } }) =>
+/** What is wrong with a typed limit; "8" is asked back as 8 GiB. @param {Screen["limit"]} limit @returns {import("./controls.js").Line | null} */
+export function lineOf({ problem, meant }) {
+  const remedy = meant ? { label: meant, fields: { memory_limit: meant } } : null;
+  return problem ? { text: problem, kind: "warn", remedy } : null;
+}
+
+/** What is trained, or what is wrong with the row above, and what to do: a line each, which keeps its place. @param {{source: Source, screen: Screen}} props */
+export const Advice = ({ source: { answer, store, isCurrent }, screen: { limit } }) =>
   html`<div class="ml-advice">
-    ${[answer.about, answer.advice].map(
+    ${[lineOf(limit) ?? answer.about, answer.advice].map(
       (line) =>
         html`<${LineText}
           line=${line}
-          isPast=${!isCurrent}
+          isPast=${!isCurrent && line !== null}
           onFields=${(/** @type {Record<string, any>} */ fields) => store.move(fields)}
         />`,
     )}

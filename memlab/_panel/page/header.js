@@ -116,14 +116,9 @@ function Device({ source: { store, catalog } }) {
 
 /** The limit; "8" is asked back as 8 GiB. @param {{source: Source, screen: Screen}} props */
 function Limit({ source, screen: { limit } }) {
-  const { store, answer, isCurrent } = source;
+  const { store, answer, isLive } = source;
   const setLimit = (/** @type {string} */ memory_limit) => store.move({ memory_limit });
-  const remedy = limit.meant ? { label: limit.meant, fields: { memory_limit: limit.meant } } : null;
-  /** @type {import("./controls.js").Line | null} */
-  const own = limit.problem ? { text: limit.problem, kind: "warn", remedy } : null;
-  const { workload, device, memory_limit } = answer.lines;
-  const told = [workload, device, memory_limit].find((each) => isCurrent && each?.text);
-  const line = own ?? told;
+  const line = isLive ? null : lineOf(limit); // with a kernel it stands in a row of its own
   return html`<label title=${source.catalog.tooltips.memory_limit}>
       Limit
       <input

@@ -36,7 +36,7 @@ export function Panel({ source, children }) {
     <${Head} ...${{ source, screen, panes }} />
     <${Alerts} source=${source} />
     <${Answer} ...${{ source, screen }} />
-    ${isLive && html`<${Advice} source=${source} />`}
+    ${isLive && html`<${Advice} ...${{ source, screen }} />`}
     <div class="ml-body">
       <div class="ml-left">
         <${Controls} ...${{ source, screen }} />
