@@ -5,6 +5,7 @@
  * @typedef {import("./screen.js").Screen} Screen
  */
 
+import { lineOf } from "./answer.js";
 import { Button, LineText, Select, Toggle, useId, valueOf } from "./controls.js";
 import { html, useEffect, useRef, useState } from "./vendor/preact.js";
 import { formatBytes } from "./words.js";
