@@ -6,9 +6,9 @@ the cache already, for a card there are none. Beside it, in pairs of processes, 
 over fake tensors, built and run for two steps of one batch size. Goal: at most 0.35 of its time.
 
 Slider: from a new batch size to the new timeline, as arithmetic alone (goal: 5 ms at the 95th
-percentile) and as the panel does it, with reserved memory replayed and both pictures drawn as SVG
-(goal: 100 ms). Large: Llama with 70B parameters by config on an H200 that need not be there; goals:
-30 s, and 4 GiB of the worker's resident memory at its most.
+percentile); the panel's page draws it, no kernel does. Large: Llama with 70B parameters by config
+on an H200 that need not be there; goals: 30 s, and 4 GiB of the worker's resident memory at its
+most.
 """
 
 import json
@@ -34,7 +34,7 @@ from memlab._util.units import GIB, KIB, MIB
 from memlab.api import predict_with_size_model
 from memlab.runtime import isolation
 
-RATIO_GOAL, ARITHMETIC_GOAL_MS, DRAWN_GOAL_MS = 0.35, 5.0, 100.0
+RATIO_GOAL, ARITHMETIC_GOAL_MS = 0.35, 5.0
 LARGE_GOAL_SECONDS, LARGE_GOAL_BYTES = 30.0, 4 * GIB
 NUM_PAIRS, NUM_PAIRS_QUICK = 7, 1
 NUM_MOVES, NUM_MOVES_QUICK = 100, 10
@@ -171,29 +171,17 @@ def _cold_seconds(side: str) -> list[float]:
 
 
 def slider(num_moves: int) -> list[dict[str, Any]]:
-    """Return how long moves of the batch slider take: sums alone, and all that the panel does."""
-    from memlab import plots
-    from memlab._panel.pictures import SIZES
-    from memlab.prediction.interpolation import interpolated
-
+    """Return how long moves of the batch slider take, by sums alone."""
     found = predict_with_size_model(gpt(), StepConfig(), CARD)
     if found.size_model is None:
         raise RuntimeError(found.result.message)
-    alone, drawn = [], []
+    alone = []
     for move in range(num_moves):
         config = StepConfig(batch_size=2 + 3 * move % 62)
         start = time.perf_counter()
         found.size_model.timeline(config.micro_batch_sizes)
         alone.append(time.perf_counter() - start)
-        start = time.perf_counter()
-        result = interpolated(found, config)
-        plots.to_svg(plots.timeline(result, limit_bytes=GIB, size=SIZES["timeline"]), label="")
-        plots.to_svg(plots.peak_bar(result, limit_bytes=GIB, size=SIZES["peak"]), label="")
-        drawn.append(time.perf_counter() - start)
-    return [
-        _slider_row("timeline alone, by sums", alone, ARITHMETIC_GOAL_MS),
-        _slider_row("as in the panel, drawn", drawn, DRAWN_GOAL_MS),
-    ]
+    return [_slider_row("timeline alone, by sums", alone, ARITHMETIC_GOAL_MS)]
 
 
 def _slider_row(what: str, seconds: Sequence[float], goal_ms: float) -> dict[str, Any]:
@@ -249,7 +237,7 @@ def main() -> None:
         cold_rows = cold_pairs(NUM_PAIRS_QUICK if given.quick else NUM_PAIRS)
     report.show("first prediction of a 12-layer GPT in a process, calibration apart", cold_rows)
     moves = slider(NUM_MOVES_QUICK if given.quick else NUM_MOVES)
-    report.show(f"from a slider to a picture, 12-layer GPT on {CARD}", moves)
+    report.show(f"from a slider to a timeline, 12-layer GPT on {CARD}", moves)
     biggest = large()
     report.show(f"70B parameters on {CARD}, in a warm worker", [biggest])
     report.write(given, before, {"cold": cold_rows, "slider": moves, "large": biggest})

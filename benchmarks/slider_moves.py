@@ -1,14 +1,16 @@
-"""How long does a person wait for the first picture after moving a slider of the panel?
+"""How long does the kernel take to answer a move of a slider of the panel?
 
-A panel without a browser: its own widgets, threads, worker and drawn timeline. A hand moves one
-slider by one position or two, rests for a second once the picture is there, and then stays with
+A panel without a browser: its own state, threads and worker. A hand's `set` message moves one
+slider by one position or two; it rests for a second once the answer is there, and then stays with
 that slider or takes another. Batch, accumulation, budget and precision are moved; a move that the
 panel refuses is left out. It begins with an empty cache of operators, after the panel has been left
-alone for some seconds.
+alone for some seconds. "held ms" is how long the message holds its thread (median). Left out: the
+page, which computes most of these moves itself and draws them all (`panel_page.py`).
 
-Goals: the first picture after 60 ms (median) and 150 ms (95th percentile) for each slider. It may
-be an estimate that the worker makes exact later. Then it counts only if its peak (reserved bytes on
-a card, allocated bytes on a CPU) is within 3 % of the exact one in 95 % of the moves.
+Goals: the first answer with numbers after 60 ms (median) and 150 ms (95th percentile) for each
+slider. It may be an estimate that the worker makes exact later. Then it counts only if its peak
+(reserved bytes on a card, allocated bytes on a CPU) is within 3 % of the exact one in 95 % of the
+moves.
 """
 
 import itertools
@@ -28,6 +30,7 @@ import memlab
 from benchmarks import report
 from memlab import StepConfig, StepResult
 from memlab._panel.questions import Estimate
+from memlab._panel.texts import as_json
 
 MEDIAN_GOAL_MS, HIGH_GOAL_MS = 60.0, 150.0
 CLOSE, CLOSE_GOAL = 0.03, 0.95
@@ -37,7 +40,7 @@ NUM_MOVES, NUM_MOVES_QUICK = 24, 6  # of each panel
 ALONE_SECONDS = 8.0  # before the first move
 REST_SECONDS = (0.8, 1.2)
 STAYS = 0.6  # how often a hand stays with its slider
-MOST_SECONDS = 60.0  # for a picture
+MOST_SECONDS = 60.0  # for an answer
 PRECISIONS = ("as-built", "bf16-mixed", "bf16")
 SIZES = {"batch_size": 64, "accumulation_steps": 16}  # the largest
 BUDGETS = [round(0.05 * i, 2) for i in range(4, 21)]
@@ -46,17 +49,19 @@ SLIDERS = ("batch_size", "accumulation_steps", "memory_budget", "precision")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Move:
-    """A move and the picture that followed it.
+    """A move and the answer that followed it.
 
     Attributes:
         slider: which one was moved.
-        seconds: until the first picture of the new settings was drawn.
-        how: that picture was "predicted", "interpolated" or an "estimate".
-        first: what it showed.
+        held: seconds that its message held a thread.
+        seconds: until the first answer with numbers of the new settings was told.
+        how: that answer was "predicted", "interpolated" or an "estimate".
+        first: what it said.
         exact: what the worker predicts for these settings.
     """
 
     slider: str
+    held: float
     seconds: float
     how: str
     first: StepResult
@@ -64,7 +69,7 @@ class Move:
 
     @property
     def error(self) -> float:
-        """By how much the peak of the first picture was off, relative to the exact one."""
+        """By how much the peak of the first answer was off, relative to the exact one."""
         first, exact = self.first.counted_peak, self.exact.counted_peak
         if first is None or exact is None:
             return 0.0 if first is exact else 1.0
@@ -103,26 +108,27 @@ def moves(name: str, device: str, count: int) -> list[Move]:
     """Return what moves of the sliders of a panel took."""
     workload = memlab.workloads.get(name)
     panel = memlab.panel(workload, device=device, config=StepConfig(batch_size=16))
-    page, drawn, pause = panel._page, threading.Event(), random.Random(1)
-    firsts: list[tuple[str, float, Estimate]] = []
+    page, answered, pause = panel._page, threading.Event(), random.Random(1)
+    firsts: list[tuple[str, float, float, Estimate]] = []
 
-    def has_drawn(_: Any = None) -> None:
-        """Tell of a timeline of the settings on screen."""
+    def has_answered(_: Any = None) -> None:
+        """Tell of an answer with what is known of the settings on screen."""
         if page._estimate is not None and page._estimate.question == panel._asked.question:
-            drawn.set()
+            answered.set()
 
-    panel._view.pictures.boxes["timeline"].observe(has_drawn, "value")
-    page._drawn = has_drawn  # where the timeline is the same as before
+    panel.widget.observe(has_answered, "answer")
     try:
         page.refresh()
-        _wait(drawn, f"{name} on {device}")
+        _wait(answered, f"{name} on {device}")
         time.sleep(ALONE_SECONDS)
-        for slider, config in itertools.islice(hand(seed=count), count):
-            drawn.clear()
+        for move, (slider, config) in enumerate(itertools.islice(hand(seed=count), count)):
+            answered.clear()
+            fields = as_json({slider: getattr(config, slider)})
             start = time.perf_counter()
-            panel.set(**{slider: getattr(config, slider)})
-            _wait(drawn, f"{name} on {device}, {config}")
-            firsts.append((slider, time.perf_counter() - start, page._estimate))
+            panel._hear({"type": "set", "by": "a hand", "move": move, "fields": fields})
+            held = time.perf_counter() - start
+            _wait(answered, f"{name} on {device}, {config}")
+            firsts.append((slider, held, time.perf_counter() - start, page._estimate))
             time.sleep(pause.uniform(*REST_SECONDS))
 
         answers = [page.forecasts.known(shown.question) for *_, shown in firsts]
@@ -132,18 +138,19 @@ def moves(name: str, device: str, count: int) -> list[Move]:
     return [
         Move(
             slider=slider,
+            held=held,
             seconds=seconds,
             how=str(shown.how),
             first=shown.result,
             exact=answer or memlab.predict(workload, shown.result.config, device),
         )
-        for (slider, seconds, shown), answer in zip(firsts, answers, strict=True)
+        for (slider, held, seconds, shown), answer in zip(firsts, answers, strict=True)
     ]
 
 
-def _wait(drawn: threading.Event, what: str) -> None:
-    if not drawn.wait(MOST_SECONDS):
-        raise RuntimeError(f"no picture of {what} after {MOST_SECONDS:g} s")
+def _wait(answered: threading.Event, what: str) -> None:
+    if not answered.wait(MOST_SECONDS):
+        raise RuntimeError(f"no answer to {what} after {MOST_SECONDS:g} s")
 
 
 def row(device: str, slider: str, found: Sequence[Move]) -> dict[str, Any]:
@@ -156,6 +163,7 @@ def row(device: str, slider: str, found: Sequence[Move]) -> dict[str, Any]:
         "device": device,
         "slider": slider,
         "moves": len(found),
+        "held ms": 1e3 * statistics.median(move.held for move in found),
         "median ms": median,
         "p95 ms": high,
         "within 3 %": close,
@@ -184,7 +192,7 @@ def main() -> None:
         for slider in SLIDERS
         if (here := [move for move in every if move.slider == slider])
     ]
-    report.show(f"from a move to its first picture: {', '.join(names)}", rows)
+    report.show(f"from a move to its first answer: {', '.join(names)}", rows)
     detail = [
         {
             "workload": move.first.workload_name,

@@ -332,11 +332,11 @@ def test_a_hand_moves_sliders_to_settings_that_the_panel_allows():
         before = config
 
 
-def test_a_slider_meets_its_goal_only_if_its_first_pictures_are_soon_and_close():
+def test_a_slider_meets_its_goal_only_if_its_first_answers_are_soon_and_close():
     def line(seconds, peaks):
         found = [
             slider_moves.Move(
-                slider="batch_size", seconds=seconds, how="estimate",
+                slider="batch_size", held=0.01, seconds=seconds, how="estimate",
                 first=_with_peak(peak), exact=_with_peak(1000),
             )
             for peak in peaks
