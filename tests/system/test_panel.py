@@ -188,13 +188,15 @@ def test_the_code_says_how_to_reach_a_panel_and_a_workload_that_no_variable_hold
 
 def test_the_saved_notebook_shows_a_picture_beside_the_widget(monkeypatch, nothing_ahead):
     monkeypatch.setattr(page.Page, "_look_up", lambda *_: None)  # nothing is predicted
-    with opened() as panel:
+    evil = '<img src=x onerror="x">'
+    with closing(memlab.panel(make_workload(evil), device="cpu")) as panel:
         assert EMPTY in panel._repr_mimebundle_()["text/html"]
         panel.run(batch_size=4)
         bundle = panel._repr_mimebundle_()
         assert "application/vnd.jupyter.widget-view+json" in bundle
-        for part in ("data:image/png;base64,iVBOR", "<table", "tiny, on cpu: budget 1, batch 4"):
+        for part in ("data:image/png;base64,iVBOR", "<table", "&lt;img", ", on cpu: budget 1, batch 4"):
             assert part in bundle["text/html"]
+        assert evil not in bundle["text/html"]
 
 
 def test_a_closed_panel_leaves_no_widget_of_its_own_and_keeps_its_results():

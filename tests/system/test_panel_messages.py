@@ -223,8 +223,8 @@ def test_a_wrong_header_is_said_below_it_and_can_be_set_right(panel, changed):
     move(panel, **changed)
     assert (line(panel, "about")["kind"], told(panel)["answer"]["ready"]) == ("bad", False)
     assert line(panel, "about")["text"]
-    press(panel, "run")
-    press(panel, "fit")
+    for kind in ("run", "fit", "stop"):
+        press(panel, kind)
     move(panel, **before)
     until(lambda: is_idle(panel))
     assert panel._told.answer["ready"]
