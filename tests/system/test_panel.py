@@ -194,7 +194,12 @@ def test_the_saved_notebook_shows_a_picture_beside_the_widget(monkeypatch, nothi
         panel.run(batch_size=4)
         bundle = panel._repr_mimebundle_()
         assert "application/vnd.jupyter.widget-view+json" in bundle
-        for part in ("data:image/png;base64,iVBOR", "<table", "&lt;img", ", on cpu: budget 1, batch 4"):
+        for part in (
+            "data:image/png;base64,iVBOR",
+            "<table",
+            "&lt;img",
+            ", on cpu: budget 1, batch 4",
+        ):
             assert part in bundle["text/html"]
         assert evil not in bundle["text/html"]
 

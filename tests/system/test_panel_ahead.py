@@ -219,8 +219,8 @@ def test_a_panel_at_rest_has_looked_once_at_what_micro_batches_would_do(monkeypa
     with opened("h200", config=StepConfig(batch_size=8)) as panel:
         page = panel._page
         until(lambda: page._facts and page._effects)
-        until(lambda: panel._told.answer["divided"])
-        assert panel._told.answer["divided"] == "gradient differs from that of the whole batch"
+        said = "gradient differs from that of the whole batch"
+        until(lambda: panel._told.answer["divided"] == said)
         panel.set(batch_size=4)
         assert page.forecasts.wait(PATIENCE_SECONDS)
         rested(panel)

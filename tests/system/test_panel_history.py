@@ -17,7 +17,7 @@ from memlab.runtime.verify_report import VerifyReport
 from memlab.store import recorded
 from memlab.store.records import Kind, append
 from memlab.trace import CATEGORIES, Timeline
-from tests.panel_parts import PATIENCE_SECONDS, press, rested, row, status, until
+from tests.panel_parts import PATIENCE_SECONDS, move, press, rested, row, status, until
 from tests.record_parts import OPTIONS, VISIT, result, run
 
 LABEL = "t4, recorded"
@@ -69,13 +69,16 @@ def test_ranks_come_back(shown):
 
 def test_settings_and_runs_come_back_into_the_panel_of_the_same_cell(shown):
     before = shown()
-    before.set(batch_size=4, memory_limit="3 GiB")
+    move(before, batch_size=4, memory_limit="3 GiB")
     before.run()
     press(before, "pin", run=1, name="small")
     close(before)
 
     after = shown()
-    assert (after.config.batch_size, after._asked.settings["memory_limit"]) == (4, "3 GiB")
+    told = after._told.asked
+    assert (told["by"], told["fields"]["batch_size"], told["fields"]["memory_limit"]) == (
+        "kernel", 4, "3 GiB",
+    )  # fmt: skip
     assert after._log.runs[0].label == "small"
     assert after._log.runs[0].result.to_dict() == before.result.to_dict()
     assert after.result is None

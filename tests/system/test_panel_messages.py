@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import threading
+import time
 from contextlib import closing
 
 import numpy as np
@@ -12,6 +14,7 @@ import memlab
 from memlab import StepConfig, workloads
 from memlab._panel import job, state
 from tests.panel_parts import (
+    PATIENCE_SECONDS,
     badge,
     fields,
     is_idle,
@@ -98,6 +101,32 @@ def test_two_pages_move_one_panel_and_each_is_told_of_the_other(panel):
     panel.set(batch_size=8)
     settled(panel)
     until(lambda: "batch_size=8" in panel._told.panes["code"][0][1])  # which one still shows
+
+
+@pytest.mark.parametrize("what", ["a sentence", "a pane"])
+def test_what_two_threads_tell_at_once_is_told_of_both(panel, monkeypatch, what):
+    tell, begun = panel._told.tell, threading.Event()
+
+    def slow(**traits):
+        if threading.current_thread() is first:
+            begun.set()
+            time.sleep(0.3)
+        tell(**traits)
+
+    monkeypatch.setattr(panel._told, "tell", slow)
+    show = {
+        "a sentence": lambda: panel._page.say("a sentence"),
+        "a pane": lambda: panel._page.panes.show(fit={"answer": "a"}),
+    }
+    first = threading.Thread(target=show[what])
+    first.start()
+    assert begun.wait(PATIENCE_SECONDS)
+    panel._page.panes.show(base={"answer": "b"})
+    move(panel, batch_size=4)
+    first.join()
+    assert told(panel)["answer"]["move"] == told(panel)["asked"]["move"] == 1
+    fit = {"fit": {"answer": "a"}} if what == "a pane" else {}
+    assert panel._told.panes == {**fit, "base": {"answer": "b"}}
 
 
 def test_a_wrong_number_stays_as_it_was_typed_until_it_is_right(panel):
