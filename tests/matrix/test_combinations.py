@@ -127,7 +127,7 @@ def test_the_prediction_on_screen_is_the_sentence_of_the_refusal(a, b):
     question = Question(combinations.WORKLOAD.name, config, target.name)
     estimate = Estimate(question=question, result=result, exact=True)
     shown = outlook.outlook(RunLog(), question, estimate, "")
-    assert shown._costs() == f"no prediction (unsupported): {refusal(config, device)}"
+    assert shown.costs() == f"no prediction (unsupported): {refusal(config, device)}"
 
 
 def test_no_card_has_to_be_there_for_what_a_card_would_refuse():

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 import memlab
 from memlab import MemlabError, StepConfig, Workload, explain, measure, predict, workloads
 from memlab._panel.outlook import advice_line
+from memlab._panel.panes import peak_pane
 from memlab.config import WITH_TENSOR_PARALLEL, Precision, Sharding
 from memlab.devices import cards
 from memlab.devices.cards import Card, Target
@@ -193,6 +194,10 @@ def test_what_is_offered_of_any_valid_settings_is_valid_and_not_refused(config):
     result = transformer(config=config, device=device)
     for remedy in explain(result).remedies:
         assert remedy.config == replace(config, **remedy.change)
+    for told in peak_pane(result, None)["remedies"]:  # in the words of the controls
+        assert "_" not in told["label"]
+        assert "price: " in told["effect"]
+        assert replace(config, **told["fields"]) != config
     line = advice_line(result, [], result.peak_allocated_bytes - 1)
     if line.remedy is not None and "held before" not in line.text:
         asked = replace(config, **line.remedy[1])

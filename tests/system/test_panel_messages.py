@@ -330,6 +330,22 @@ def test_a_family_is_the_same_but_for_batch_micro_batches_and_budget(panel):
     assert len(set(families[3:])) == 4
 
 
+def test_what_holds_the_peak_is_told_while_it_is_open_and_kept_up_to_date(panel):
+    settled(panel)
+    assert "peak" not in panel._told.panes
+    press(panel, "open", panes=["peak"])
+    until(lambda: "peak" in panel._told.panes)
+    before = told(panel)["panes"]["peak"]
+    assert before["sentence"].startswith("peak ")
+    assert before["facts"]
+    move(panel, batch_size=64)
+    settled(panel)
+    after = told(panel)["panes"]["peak"]
+    assert after["sentence"] != before["sentence"]
+    move(panel, **after["remedies"][0]["fields"])
+    assert panel.config != StepConfig(batch_size=64)
+
+
 def test_a_run_is_sent_as_columns_and_the_table_as_csv(panel, sent):
     panel.keep(batch_size=4)
     panel._log.add(make_result())  # without a timeline
