@@ -32,6 +32,7 @@ OTHER_FIELDS = (*HEADER_FIELDS, "choices", "sample_size")
 """What can be set that is no field of a config."""
 
 
+@functools.cache  # a move asks for each field
 def offered(field: str) -> tuple[Any, ...]:
     """Return the choices of a field in the panel; empty for a number or a switch."""
     value = getattr(StepConfig(), field)

@@ -367,8 +367,9 @@ def wrong_line(field: str, sentence: str, settings: Settings) -> Line:
 
 def more_label(settings: Settings) -> str:
     """Return the label of the button of the folded controls: the optimizer, and what is on."""
+    default = StepConfig()
     on = [CONTROLS[field].named(settings[field]) for field in CONTROLS
-          if field not in SHOWN and settings[field] != getattr(StepConfig(), field)]  # fmt: skip
+          if field not in SHOWN and settings[field] != getattr(default, field)]  # fmt: skip
     named = ", ".join([CONTROLS["optimizer"].in_words(settings["optimizer"]), *on[:MOST_NAMED]])
     rest = len(on) - MOST_NAMED
     return f"More options ({named}{f' and {rest} more' if rest > 0 else ''})"
