@@ -33,7 +33,6 @@ from memlab.config import BudgetEngine, Checkpointing, Precision, StepConfig
 from memlab.errors import ConfigError
 from memlab.result import Outcome, StepResult, format_percent, signed_percent
 from memlab.search.explain import remedies
-from memlab.store.recorded import SAID
 from memlab.techniques import every
 from memlab.techniques.attention import MATH_KERNEL
 from memlab.techniques.checkpointing.blocks import OFF
@@ -329,7 +328,7 @@ class Outlook:
         """Return the line below the badge: every number with its kind and source."""
         if self.run is not None and self.run.result.outcome is Outcome.OK:
             result = self.run.result
-            said = f"on {result.device.removesuffix(SAID)}: {result.source} {_numbers(result)}"
+            said = f"{result.source} {_numbers(result)}"
             return f"{said}; {_against(self.run, self.predicted)}" if self.predicted else said
 
         if self.predicted is not None:

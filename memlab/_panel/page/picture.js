@@ -42,6 +42,7 @@ function modulesOf(step) {
 export function Picture({ source, screen }) {
   if (screen.shown) return html`<${Timeline} ...${{ source, screen, ...screen.shown }} />`;
   return html`<section class="ml-picture" aria-label="Memory over the step">
+    <div class="ml-picture-tools">Memory</div>
     <div class="ml-chart ml-nothing"><p>${screen.why}</p></div>
   </section>`;
 }

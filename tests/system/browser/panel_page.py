@@ -90,7 +90,7 @@ def radio(panel, label):
 
 
 def status(panel):
-    return panel.locator(".ml-status").inner_text()
+    return " ".join(panel.locator(".ml-status").inner_text().split())
 
 
 def costs(panel):
@@ -99,12 +99,12 @@ def costs(panel):
 
 def badge(panel):
     """Return whether the step fits, as it is said."""
-    return panel.locator(".ml-badge").inner_text()
+    return " ".join(panel.locator(".ml-badge").inner_text().split())
 
 
 def chart_label(panel):
     """Return the picture in words."""
-    return panel.locator(".ml-chart [aria-label]").first.get_attribute("aria-label") or ""
+    return panel.locator(".ml-chart").get_attribute("aria-label") or ""
 
 
 def pane(panel, name):

@@ -57,7 +57,7 @@ def test_nothing_shuts_people_out_in_either_theme_whatever_is_open(page, panel):
 
 
 def test_a_slider_says_its_name_and_its_value(page, panel):
-    sliders = panel.get_by_role("slider")
+    sliders = panel.locator("input[type=range]")
     wait_for(lambda: sliders.count() == 3)
     names = sliders.evaluate_all("all => all.map(e => e.ariaLabel)")
     assert names == ["Memory budget slider", "Batch size slider", "Accumulation slider"]
@@ -87,7 +87,7 @@ def test_the_size_of_a_sample_has_a_slider_that_goes_from_one_offered_size_to_th
     workload.select_option("vit-digits")
     wait_for(lambda: slider(panel, "Image size").get_attribute("aria-valuetext") == "32")
     workload.select_option("tiny-mlp")
-    wait_for(lambda: panel.get_by_role("slider").count() == 3)
+    wait_for(lambda: panel.locator("input[type=range]").count() == 3)
 
 
 def test_keys_on_a_control_do_nothing_to_the_cell(page, panel):

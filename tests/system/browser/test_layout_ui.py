@@ -33,7 +33,7 @@ def test_sliders_and_picture_share_a_laptops_screen_beside_the_sidebar(page, pan
     box(panel, "Sequence length").wait_for()
     settle(panel)
     panel.evaluate("panel => panel.scrollIntoView({block: 'start'})")
-    sliders, picture = panel.get_by_role("slider"), panel.locator(".ml-chart")
+    sliders, picture = panel.locator("input[type=range]"), panel.locator(".ml-chart")
     assert sliders.count() == 4
     for seen in (sliders.last, panel.locator(".ml-badge"), picture, button(panel, "Run")):
         wait_for(lambda seen=seen: bottom(seen) <= 768)
@@ -61,8 +61,7 @@ def test_the_picture_says_what_is_held_where_a_person_points(page, panel):
     settle(panel)
     reading = panel.locator(".ml-reading")
     assert reading.inner_text().startswith("at the peak")
-    picture = panel.locator(".ml-chart [tabindex]").first
-    picture.focus()
+    panel.locator(".ml-chart[role=slider]").focus()
     page.keyboard.press("ArrowRight")
     wait_for(lambda: "parameters" in reading.inner_text())
     cells = page.locator(".jp-Cell").count()
