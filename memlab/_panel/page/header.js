@@ -35,7 +35,10 @@ export function Head({ source, screen, panes }) {
         name="Fit for me"
         about=${FIT}
         disabled=${job.running || trouble === "gone"}
-        onPress=${() => source.tell({ type: "fit" })}
+        onPress=${() => {
+          panes.open("fit", true);
+          source.tell({ type: "fit" });
+        }}
       />`
     }
     <${Button} name="Undo" disabled=${!store.past.length} onPress=${() => store.undo()} />

@@ -110,7 +110,9 @@ const OPTIONS = {
 /** @param {{source: Source, screen: Screen, panes: Panes, name: string, label: string}} props */
 function Drawer({ source, screen, panes, name, label }) {
   const root = useRef(/** @type {HTMLElement | null} */ (null));
-  useEffect(() => root.current?.scrollIntoView?.({ block: "nearest" }), []);
+  useEffect(() => {
+    if (name !== "fit") root.current?.scrollIntoView?.({ block: "nearest" }); // opened from above
+  }, []);
   const pane = source.panes[name];
   let inside = html`<p class="ml-quiet">looking at it</p>`;
   if (name in OPTIONS)
