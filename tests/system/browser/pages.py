@@ -17,6 +17,7 @@ IS_TRACED = os.environ.get("MEMLAB_TRACE") == "1"
 NOT_OURS = (
     "Could not restore the debugger state",  # JupyterLab, where a kernel is restarted
     "Error: widget model not found",  # ipywidgets, where a page opens while its panel is closed
+    "[anywidget] Failed to initialize model.",  # the same, 2 s later
 )
 
 
@@ -69,8 +70,12 @@ class Pages:
         page.set_default_timeout(1000 * lab_browser.PATIENCE_SECONDS)
         page.blocked, page.errors = [], []
         lab_browser.loopback_only(context, self._lab, page.blocked)
-        page.on("pageerror", lambda error: page.errors.append(str(error)))
-        page.on("console", lambda said: page.errors.extend([said.text] * _is_ours(said)))
+
+        def note(text: str) -> None:
+            page.errors.extend([text] * (not text.startswith(NOT_OURS)))
+
+        page.on("pageerror", lambda error: note(str(error)))
+        page.on("console", lambda said: note(said.text) if said.type == "error" else None)
         return page
 
     @staticmethod
@@ -79,8 +84,3 @@ class Pages:
         page.mouse.move(0, 0)
         if page.evaluate("() => document.body.dataset.jpThemeLight") == "false":
             lab_browser.set_theme(page, dark=False)
-
-
-def _is_ours(said: Any) -> bool:
-    """Whether a message of the console is an error that the panel can help."""
-    return said.type == "error" and not said.text.startswith(NOT_OURS)
