@@ -238,7 +238,10 @@ class Panel:
                 step itself is an `outcome` of the result.
         """
         self.set(**fields)
-        return self._runner.run()
+        try:
+            return self._runner.run()
+        finally:
+            self._still.renew_now()
 
     def keep(self, **fields: Any) -> StepResult:
         """Set controls, put the prediction of what is on screen on the table, and return it.
@@ -257,6 +260,7 @@ class Panel:
         wish.is_over.wait()
         if wish.result is None:
             raise ConfigError("not kept: the panel was closed, or its status line says why")
+        self._still.renew_now()
         return wish.result
 
     def save(self, path: str | os.PathLike[str]) -> Path:

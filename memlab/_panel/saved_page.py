@@ -272,13 +272,20 @@ class Still:
         runs = [(run.number, run.name, run.report, run.prediction) for run in self._log.visible]
         return self._asked.question, self._asked.limit, runs
 
+    def renew_now(self) -> None:
+        """Renew the output at once, for code after which the kernel may end."""
+        with self._page.guarded():
+            key = self._key
+            if self._output is not None and self._result is not None and key != self._shown:
+                self._output.update({**self._plain, "text/html": self.html()}, raw=True)
+                self._shown = key
+
     def _renew_after_rest(self, _: object) -> None:
         with self._page.guarded():
             key = self._key
             time.sleep(REST_SECONDS)
-            if self._key == key and self._output is not None and self._result is not None:
-                self._shown = key
-                self._output.update({**self._plain, "text/html": self.html()}, raw=True)
+            if self._key == key:
+                self.renew_now()
 
     @property
     def _result(self) -> StepResult | None:
