@@ -612,7 +612,6 @@ class Page:
         if asked.limit_problem:
             fit = state.Verdict(state.OPEN, "the limit is not a size")
         question, capacity = now.question, asked.capacity
-        found = self.forecasts.recorded(question) if question else []
         when, printed = now.printed
         source = "run" if now.run else "prediction" if now.predicted else "none"
         whose = choices.of_capacity(asked.device)
@@ -622,7 +621,7 @@ class Page:
                 "workload": asked.name,
                 "device": asked.device,
                 "family": self._files.family(question) if question else None,
-                "steps": self._files.numbers(found, question.config) if question else [],
+                "steps": self.steps,
                 "exact": now.estimate is not None and now.estimate.exact,
                 "limitBytes": limit,
                 "usableBytes": capacity,
@@ -716,9 +715,14 @@ class Page:
             if csv:
                 self._told.send_csv(table.as_csv(self._log.runs))
 
-    def step_files(self) -> list[str]:
-        """Return the step files of what is on screen in base64."""
+    @property
+    def steps(self) -> list[int]:
+        """The numbers of the recorded steps that tell of what is on screen."""
         question = self._asked.question
         if question is None:
             return []
-        return self._files.as_text(self.forecasts.recorded(question), question.config)
+        return self._files.numbers(self.forecasts.recorded(question), question.config)
+
+    def step_files(self) -> list[str]:
+        """Return the files of these steps in base64."""
+        return self._files.as_text(self.steps)

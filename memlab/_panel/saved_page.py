@@ -270,7 +270,7 @@ class Still:
     @property
     def _key(self) -> object:
         runs = [(run.number, run.name, run.report, run.prediction) for run in self._log.visible]
-        return self._asked.question, self._asked.limit, runs
+        return self._asked.question, self._asked.limit, self._page.steps, runs
 
     def renew_now(self) -> None:
         """Renew the output at once, for code after which the kernel may end."""

@@ -2,7 +2,7 @@
 
 import base64
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from memlab._panel.questions import Question, Recorded
 from memlab.config import StepConfig
@@ -52,9 +52,9 @@ class StepFiles:
                 self._packed[number] = packed(recorded.prediction, recorded.frontier, config)
             return self._packed[number]
 
-    def as_text(self, recorded: Sequence[Recorded], here: StepConfig) -> list[str]:
-        """Return the files of recorded steps in base64, as a saved page holds them."""
-        files = [self.file(number) for number in self.numbers(recorded, here)]
+    def as_text(self, numbers: Iterable[int]) -> list[str]:
+        """Return files in base64, as a saved page holds them."""
+        files = [self.file(number) for number in numbers]
         return [base64.b64encode(file).decode() for file in files if file is not None]
 
 
