@@ -378,8 +378,11 @@ class Panel:
         self._of_settings()
 
     def _open(self, message: Message) -> None:
-        was_open = self._page.panes.is_open("base")
-        self._page.panes.open(str(message["by"]), message["panes"])
+        was_open, by = self._page.panes.is_open("base"), str(message["by"])
+        if message.get("begins"):
+            self._page.panes.begin(by)
+            return
+        self._page.panes.open(by, message["panes"])
         self._page.refresh()
         if self._page.panes.is_open("base") and not was_open:
             self._base.start()

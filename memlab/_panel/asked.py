@@ -749,7 +749,11 @@ class Asked:
         texts = {name: fields[name] and str(fields[name]) for name in TYPED if name in fields}
         if "check_gradients" in fields:
             found["check_gradients"] = bool(fields["check_gradients"])
+        former, limit = self.device, self.limit_text
         self._fields |= found | texts | {"workload": workload}
+        if "memory_limit" in texts and self.device != former and not self.device_problem:
+            self._typed_limits[former] = limit  # the limit that came with a device is of that
+            self._followed = self.device
         self.follow_workload()
         if isinstance(values := fields.get("choices"), Mapping):
             known = {name: value for name, value in values.items() if name in self._own_choices}

@@ -488,9 +488,9 @@ class Page:
 
     @property
     def divided(self) -> str:
-        """What more micro-batches would do to the gradient of what is on screen; "" if nothing."""
-        question = self._asked.question
-        return self._said_of_division(question.config) if question else ""
+        """What micro-batches do to the gradient of the workload on screen; "" if nothing."""
+        name = self._asked.name
+        return state.divided_words(self._facts_of(name), self._effect_of(name))
 
     # runs
 

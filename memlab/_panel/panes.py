@@ -29,7 +29,14 @@ class Panes:
 
     def open(self, view: str, names: Iterable[str]) -> None:
         """Note which panes are open in a view."""
-        self._open[view] = frozenset(names)
+        others = {by: opened for by, opened in self._open.items() if by != view}
+        now = frozenset(names)
+        self._open = {**others, view: now} if now else others  # anew: threads read it
+
+    def begin(self, view: str) -> None:
+        """Have the other views say again what is open: one whose tab is gone could not close it."""
+        self._open = {}
+        self._told.send({"type": "views", "by": view})
 
     def is_open(self, name: str) -> bool:
         """Return whether a pane is open in any view."""

@@ -126,11 +126,6 @@ class Estimate:
             result = self.size_model.against_limit(self.result, limit_bytes)
         return self if result is self.result else dataclasses.replace(self, result=result)
 
-    def may_need_replay(self, limit_bytes: int | None) -> bool:
-        """Whether a limit is new, so that the caching allocator may have to be replayed at it."""
-        has_cache = self.size_model is not None and self.size_model.settings is not None
-        return has_cache and self.result.memory_limit_bytes != limit_bytes
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Recorded:

@@ -162,8 +162,10 @@ class RunLog:
 
     def clear(self) -> None:
         """Take every run off the table that is neither pinned nor the last one."""
-        self._was_compared = self.compared
-        self._last_cleared = [r.number for r in self.runs[:-1] if not r.name and not r.cleared]
+        found = [r.number for r in self.runs[:-1] if not r.name and not r.cleared]
+        if not found:  # the last clear can still be undone
+            return
+        self._was_compared, self._last_cleared = self.compared, found
         for number in self._last_cleared:
             self.change(number, cleared=True)
             if self.compared == number:

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memlab import plots
-from memlab._panel import choices, table
+from memlab._panel import choices, state, table
 from memlab._panel.job import Latest
 from memlab._panel.joined import PAGE, joined
-from memlab._panel.state import GOOD, describe, gradient_verdict
+from memlab._panel.state import describe
 from memlab._util.tables import columns_table
 from memlab._util.units import shown as shown_value
 from memlab._version import __version__
@@ -171,10 +171,7 @@ def files_of(workload: Workload, predictions: Sequence[Prediction]) -> list[str]
 
 def divided_words(workload: Workload) -> str:
     """Return what micro-batches do to the gradient of a workload; "" if nothing."""
-    config = StepConfig(batch_size=2, accumulation_steps=2)
-    facts, effect = inspect_workload(workload), accumulation_effect(workload)
-    verdict = gradient_verdict(config, facts, effect)
-    return "" if verdict.kind == GOOD else verdict.text
+    return state.divided_words(inspect_workload(workload), accumulation_effect(workload))
 
 
 def as_document(payload: dict[str, Any], still: str) -> str:
@@ -216,11 +213,13 @@ def _mounted(name: str, still: str, payload: dict[str, Any], *, keeps_link: bool
         f"<style>{(PAGE / 'page.css').read_text('utf-8')}</style>"
         f'<div id="{name}" class="ml-still">{still}</div>'
         f'<script type="module">\n{script}\n'
-        f"const root = document.getElementById('{name}');\n"
-        "const beside = root?.closest('.jp-OutputArea');\n"
-        "if (root && !beside?.querySelector('.ml-live'))\n"
+        # a notebook that is shown twice, or copied, has the element twice
+        f"for (const root of document.querySelectorAll('#{name}:not([data-lives])')) {{\n"
+        "  if (root.closest('.jp-OutputArea')?.querySelector('.ml-live')) continue;\n"
+        "  root.dataset.lives = '';\n"
         f"  mount(root, {data}, {link})\n"
-        "  .catch((error) => root.append(error.message));\n"
+        "    .catch((error) => root.append(error.message));\n"
+        "}\n"
         "</script>"
     )
 
@@ -270,7 +269,8 @@ class Still:
     @property
     def _key(self) -> object:
         runs = [(run.number, run.name, run.report, run.prediction) for run in self._log.visible]
-        return self._asked.question, self._asked.limit, self._page.steps, runs
+        is_known = self._result is not None  # a failure has no steps
+        return self._asked.question, self._asked.limit, self._page.steps, is_known, runs
 
     def renew_now(self) -> None:
         """Renew the output at once, for code after which the kernel may end."""
@@ -289,9 +289,9 @@ class Still:
 
     @property
     def _result(self) -> StepResult | None:
-        """The run or prediction on screen, or else the last run."""
+        """The run or prediction on screen, be it a failure, or else the last run."""
         now = self._page.outlook()
-        found = now.run.result if now.run else now.predicted
+        found = now.run.result if now.run else now.predicted or now.failure
         return found or (now.last.result if now.last else None)
 
     def html(self) -> str:

@@ -26,6 +26,7 @@ PRECISIONS = tuple(Precision)
 FIELDS = tuple(CONTROLS)
 DESCRIBED = ("memory_budget", "batch_size", "accumulation_steps", "precision")
 SAID_TOGETHER = ("sharding", "world_size")
+MOST_MICRO_BATCHES = 10**4  # lists of a billion would hold up the kernel for minutes
 OWN = "own"  # what a page is told of a person's own function
 HEADER_FIELDS = ("workload", "device", "memory_limit", "check_gradients")
 OTHER_FIELDS = (*HEADER_FIELDS, "choices", "sample_size")
@@ -120,6 +121,10 @@ def _problems(typed_settings: tuple[tuple[str, type, Any], ...]) -> dict[str, st
         except ConfigError as error:
             found[field] = str(error)
 
+    if not found and settings["accumulation_steps"] > MOST_MICRO_BATCHES:
+        found["accumulation_steps"] = (
+            f"the panel lists each micro-batch, so it takes at most {MOST_MICRO_BATCHES:,} of them"
+        )
     if not found:
         try:
             to_config(settings)
@@ -308,6 +313,19 @@ def gradient_verdict(
     if effect.same in ("refused", "unknown"):
         return Verdict(OPEN, "gradient: not checked", str(effect))
     return Verdict(WARN, "gradient differs from that of the whole batch", effect.why)
+
+
+def divided_words(facts: WorkloadFacts | None, effect: AccumulationEffect | None) -> str:
+    """Return what micro-batches do to the gradient, however many there are; "" if nothing.
+
+    A page says it of numbers of micro-batches that the kernel was not asked about.
+    """
+    if facts is not None and facts.sample_mixing_modules:
+        where = facts.sample_mixing_modules[0]
+        return f"gradient differs: BatchNorm in {where} sees each micro-batch alone"
+    divided = StepConfig(batch_size=2, accumulation_steps=2)
+    verdict = gradient_verdict(divided, facts, effect)
+    return "" if verdict.kind == GOOD else verdict.text
 
 
 def fit_verdict(result: StepResult | None, limit_bytes: int | None) -> Verdict:

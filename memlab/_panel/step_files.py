@@ -1,6 +1,7 @@
 """Recorded steps as files for the page, numbered so that it asks for those that it lacks."""
 
 import base64
+import itertools
 import threading
 from collections.abc import Iterable, Sequence
 
@@ -9,6 +10,7 @@ from memlab.config import StepConfig
 from memlab.prediction.step_file import packed
 
 MOST_FILES = 8  # of one family: a page computes with each of them
+MOST_KEPT = 64  # recordings, each from a half to two MB; a page has its own copies
 
 
 class StepFiles:
@@ -17,7 +19,8 @@ class StepFiles:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._families: dict[Question, int] = {}
-        self._numbers: dict[tuple[int, bool], int] = {}
+        self._next = itertools.count()
+        self._numbers: dict[tuple[int, bool], int] = {}  # the one told of last comes last
         self._recorded: dict[int, Recorded] = {}  # by number
         self._packed: dict[int, bytes] = {}
 
@@ -32,14 +35,25 @@ class StepFiles:
         A step has another number once the plans of its budgets are known, which its file holds.
         """
         with self._lock:
-            return sorted(self._number(one) for one in _telling(recorded, here))
+            numbers = sorted(self._number(one) for one in _telling(recorded, here))
+            self._forget()
+            return numbers
 
     def _number(self, recorded: Recorded) -> int:
         key = id(recorded.prediction.size_model), recorded.frontier is not None
-        if key not in self._numbers:
-            number = self._numbers[key] = len(self._numbers)
+        number = self._numbers.pop(key, None)
+        if number is None:
+            number = next(self._next)
             self._recorded[number] = recorded  # which keeps the id taken
-        return self._numbers[key]
+        self._numbers[key] = number
+        return number
+
+    def _forget(self) -> None:
+        """Forget what was told of longest ago; if it is told of again, it has a new number."""
+        while len(self._numbers) > MOST_KEPT:
+            number = self._numbers.pop(next(iter(self._numbers)))
+            del self._recorded[number]
+            self._packed.pop(number, None)
 
     def file(self, number: int) -> bytes | None:
         """Return the file of a number; None if there is none."""

@@ -243,17 +243,6 @@ def box_points(axes: Axes) -> Box:
     return box.x0 * width, box.y0 * height, box.width * width, box.height * height
 
 
-def axes_box(figure: Figure) -> Box:
-    """Return left, top, width and height of a figure's first axes, as fractions of the figure.
-
-    They are those of the whole figure if it has no axes.
-    """
-    if not figure.axes:
-        return 0.0, 0.0, 1.0, 1.0
-    box = figure.axes[0].get_position()
-    return box.x0, 1 - box.y1, box.width, box.height
-
-
 def origin(results: Sequence[StepResult]) -> str:
     """Return how and where the numbers were got, such as "measured, cpu"."""
     sources = sorted({str(r.source) for r in results})

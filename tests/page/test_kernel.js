@@ -47,9 +47,12 @@ test("a page begins with what the traits say, and asks once for what it lacks", 
   const kernel = new Kernel(model, el);
   assert.deepEqual(kernel.store.state.fields, FIELDS);
   assert.ok(kernel.isCurrent);
-  assert.deepEqual(model.sent, [{ type: "need", steps: [4, 5], runs: [2], csv: false }]);
+  assert.deepEqual(model.sent, [
+    { type: "need", steps: [4, 5], runs: [2], csv: false },
+    { type: "open", by: kernel.id, panes: [], begins: true },
+  ]);
   model.set("answer", { ...model.state.answer, run: 2, steps: [4, 5, 6] });
-  assert.deepEqual(model.sent.slice(1), [{ type: "need", steps: [6], runs: [], csv: false }]);
+  assert.deepEqual(model.sent.slice(2), [{ type: "need", steps: [6], runs: [], csv: false }]);
   kernel.close();
 });
 

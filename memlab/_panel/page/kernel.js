@@ -104,6 +104,8 @@ const TRAITS = ["catalog", "form", "asked", "answer", "job", "runs", "panes"];
 const ASK_AGAIN_MS = 10_000;
 const SILENT_MS = 15_000;
 const MOST_KEPT = 200; // families and moves that are remembered
+const MOST_RECORDED = 64; // recordings and measured lines, a megabyte each
+const MOST_LISTS = 8; // of recordings, which keep these
 const DISCONNECTED = "jupyter-widgets-disconnected"; // a class of views that have no kernel
 
 /** @implements {Source} */
@@ -148,6 +150,7 @@ export class Kernel {
     });
     this.note();
     this.need();
+    this.tell({ type: "open", by: this.id, panes: [], begins: true });
     if (el.closest(`.${DISCONNECTED}`)) this.trouble = "gone";
   }
 
@@ -195,7 +198,7 @@ export class Kernel {
     const there = numbers.filter((number) => this.recorded.has(number));
     const key = there.join();
     const steps = this.made.get(key) ?? there.map((number) => this.recorded.get(number));
-    put(this.made, key, /** @type {RecordedStep[]} */ (steps));
+    put(this.made, key, /** @type {RecordedStep[]} */ (steps), MOST_LISTS);
     return /** @type {RecordedStep[]} */ (steps);
   }
   /** Lists of recordings, so that the same are the same list. @type {Map<string, RecordedStep[]>} */
@@ -224,11 +227,15 @@ export class Kernel {
 
   /** @param {Record<string, any>} message; "run" and "fit" take all with them that the kernel does not know */
   tell(message) {
+    if (message.type === "open") this.opened = message.panes;
     const takesAll = message.type === "run" || message.type === "fit";
     if (takesAll) this.outbox.clear();
     const fields = takesAll ? { ...this.stamp(), fields: this.moves.unconfirmed() } : {};
     this.model.send({ ...message, ...fields });
   }
+
+  /** Panes that are open here. @type {string[]} */
+  opened = [];
 
   /** @param {Fields} changes of a person */
   change(changes) {
@@ -305,12 +312,14 @@ export class Kernel {
     if (content.type === "step" && !this.recorded.has(content.id)) {
       try {
         const file = await readStepFile(bytesOf(buffers[0]));
-        this.recorded.set(content.id, new RecordedStep(file));
+        put(this.recorded, content.id, new RecordedStep(file), MOST_RECORDED);
       } catch (error) {
         console.error("memlab:", error); // the picture stays dimmed
       }
     } else if (content.type === "run") {
-      this.lines.set(content.number, measuredOf(buffers));
+      put(this.lines, content.number, measuredOf(buffers), MOST_RECORDED);
+    } else if (content.type === "views" && content.by !== this.id && this.opened.length) {
+      this.tell({ type: "open", by: this.id, panes: this.opened });
     } else if (content.type === "csv") {
       this.save?.(content.text);
       this.save = null;
@@ -333,11 +342,11 @@ export class Kernel {
   }
 }
 
-/** @template T @param {Map<string, T>} map of which the oldest is forgotten @param {string} key @param {T} value */
-function put(map, key, value) {
+/** @template K, T @param {Map<K, T>} map of which the oldest is forgotten @param {K} key @param {T} value @param {number} [most] */
+function put(map, key, value, most = MOST_KEPT) {
   map.delete(key);
   map.set(key, value);
-  if (map.size > MOST_KEPT) map.delete(map.keys().next().value ?? "");
+  if (map.size > most) map.delete(/** @type {K} */ (map.keys().next().value));
 }
 
 /** @param {DataView | ArrayBuffer} buffer */

@@ -181,7 +181,7 @@ function useShortcuts(root) {
     /** @param {KeyboardEvent} event */
     const before = (event) => {
       if (!root.current?.contains(/** @type {Node} */ (event.target))) return;
-      const isTheirs = (event.ctrlKey || event.metaKey || event.altKey) && event.key !== "z";
+      const isTheirs = (event.ctrlKey || event.metaKey || event.altKey) && !/^z$/i.test(event.key);
       root.current.dataset.lmSuppressShortcuts = String(!isTheirs);
     };
     if (root.current) root.current.dataset.lmSuppressShortcuts = "true";

@@ -107,7 +107,7 @@ function Timeline({ source, screen, step, found }) {
     </p>
     ${
       found.trace
-        ? html`<${ModuleMap} ...${{ store, step, found, at, module }} />`
+        ? html`<${ModuleMap} ...${{ store, step, found, at, module, isPast: why !== "" }} />`
         : html`<p class="ml-quiet">${NO_MODULES}.</p>`
     }
   </section>`;
@@ -231,16 +231,16 @@ function Save({ chart }) {
 /**
  * The modules at an instant as an icicle: each row divides the one above it.
  *
- * @param {{store: Store, step: Step, found: Estimate, at: number, module: string | null}} props
+ * @param {{store: Store, step: Step, found: Estimate, at: number, module: string | null, isPast: boolean}} props
  */
-function ModuleMap({ store, step, found, at, module }) {
+function ModuleMap({ store, step, found, at, module, isPast }) {
   const tree = useMemo(() => modulesOf(step).tree(found, at), [step, found, at]);
   const names = useMemo(() => modulesOf(step).groupNames(found, MOST_GROUPS), [step, found]);
   const [root, width] = useWidth(WIDEST_MAP);
   const top = nodeAt(tree, module) ?? tree;
   const rows = levels(top);
   const path = top.path ? top.path.split(".") : [];
-  return html`<div class="ml-modules" ref=${root}>
+  return html`<div class=${`ml-modules${isPast ? " ml-past" : ""}`} ref=${root}>
     <p>
       <b>who holds it</b>${" "}
       <button type="button" disabled=${!top.path} onClick=${() => store.look({ module: null })}>

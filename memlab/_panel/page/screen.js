@@ -30,6 +30,7 @@ import { countedPeak, fitVerdict } from "./verdict.js";
 import { parseLimit } from "./words.js";
 
 const NEEDS_KERNEL = "not known from this recording: ask memlab in a notebook";
+const NO_PICTURE = "there is no prediction of these settings to draw";
 const WRONG_NUMBER = "a number is wrong: see the line below it";
 
 /** @param {Source} source @returns {Screen} */
@@ -97,6 +98,7 @@ function whyNot({ isLive, isCurrent, answer }, best) {
   if (!isLive) return best ? "" : NEEDS_KERNEL;
   if (isCurrent && answer.note) return answer.note;
   if (best) return "";
+  if (isCurrent && answer.exact && !answer.steps.length) return NO_PICTURE;
   return (isCurrent && answer.doing) || "predicting";
 }
 

@@ -14,7 +14,7 @@ import { microBatchSizes } from "./recorded_step.js";
 import { formatPercent, splitText } from "./words.js";
 
 export const MOST_MICRO_BATCHES = 64; // that the page computes, and of the slider
-const MOST_SAMPLES = 2 ** 20;
+const MOST_SAMPLES = 1e9; // as in `memlab/config.py`
 const OPEN = /** @type {const} */ ("open");
 /** What an estimate moves, or does not depend on. */
 const NOT_OF_FAMILY = [
@@ -107,7 +107,11 @@ function accumulationLine({ batchSize, accumulationSteps }, ranks, divided, prob
     const remedy = { label: `use ${most}`, fields: { accumulation_steps: most } };
     return { text: problem, kind: "bad", remedy };
   }
-  const text = splitText(microBatchSizes(batchSize / ranks, accumulationSteps));
+  // of more no list is made; the kernel says what they are
+  const text =
+    accumulationSteps > MOST_MICRO_BATCHES
+      ? `${accumulationSteps.toLocaleString("en-US")} micro-batches`
+      : splitText(microBatchSizes(batchSize / ranks, accumulationSteps));
   const isChanged = divided && accumulationSteps * ranks > 1;
   if (isChanged) return { text: `${text}; ${divided}`, kind: "warn" };
   return { text, kind: OPEN, verdict: { kind: "good", text: "gradient: unchanged", detail: "" } };

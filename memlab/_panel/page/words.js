@@ -58,7 +58,7 @@ export function formatPercent(fraction) {
 export const plusMinus = (width) => (width ? ` ± ${formatPercent(width)}` : "");
 
 /**
- * The bytes that a typed limit means: "8" is asked back as 8 GiB, "" is none.
+ * The bytes that a typed limit means, as Python reads it; "8" is asked back as 8 GiB, "" is none.
  *
  * @param {string} text
  * @returns {{bytes: number | null, problem: string, meant: string}}
@@ -67,9 +67,11 @@ export function parseLimit(text) {
   const none = { bytes: null, problem: "", meant: "" };
   if (!text.trim()) return none;
   const match = /^\s*(\d*\.?\d+)\s*([A-Za-z]*)\s*$/.exec(text);
-  const unit = match?.[2].toUpperCase() ?? "";
-  if (match && !unit) return { ...none, problem: `${match[1]} what?`, meant: `${match[1]} GiB` };
+  const unit = match?.[2].toUpperCase() || "B";
   const bytes = match ? Math.floor(Number(match[1]) * (BYTES_PER_UNIT[unit] ?? 0)) : 0;
+  if (match && !match[2] && Number(match[1]) && bytes < KIB ** 2) {
+    return { bytes: bytes || null, problem: `${match[1]} what?`, meant: `${match[1]} GiB` };
+  }
   if (bytes >= 1) return { ...none, bytes };
   return { ...none, problem: 'not a size: write for instance "7.5 GiB"' };
 }
