@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,11 +152,19 @@ class Elsewhere:
         asked: reads what is on screen.
         forecasts: of the panel.
         panes: show the table.
+        guarded: shows an exception of its block on the page, since a thread has no caller.
     """
 
-    def __init__(self, asked: Asked, forecasts: Forecasts, panes: Panes) -> None:
+    def __init__(
+        self,
+        asked: Asked,
+        forecasts: Forecasts,
+        panes: Panes,
+        guarded: Callable[[], AbstractContextManager[None]],
+    ) -> None:
         self._cards = CardsTable(compared_cards())
         self._asked, self._forecasts, self._panes = asked, forecasts, panes
+        self._guarded = guarded
         self._closed = False
         self._fill = Latest(self._fill_cards)
 
@@ -180,6 +189,10 @@ class Elsewhere:
         self._fill.close()
 
     def _fill_cards(self, _: object) -> None:
+        with self._guarded():
+            self._fill_in()
+
+    def _fill_in(self) -> None:
         question = self._asked.question
         self._panes.show(cards=self._cards.told(question))
         time.sleep(REST_SECONDS)  # a slider that moves must not share the processor

@@ -263,7 +263,7 @@ class Page:
         self._find_facts, self._find_effect = Latest(self._inspect), Latest(self._judge)
         self._stop_judging = threading.Event()
         self._look = Latest(self._look_up)
-        self._elsewhere = Elsewhere(asked, self.forecasts, self.panes)
+        self._elsewhere = Elsewhere(asked, self.forecasts, self.panes, self.guarded)
         self.show_progress("", 0.0)
         self._requests = Requests(
             self.forecasts, asked, log, self._keeper, self._elsewhere, self._tell_runs
