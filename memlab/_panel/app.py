@@ -121,7 +121,8 @@ class Panel:
         self._runner = Runner(self._asked, self._log, self._page)
         self._fitting = Fitting(self._asked, self._page)
         self._base = BaseEffect(self._asked, self._page)
-        self._still = Still(self._asked, self._page, self._log)
+        self._still = Still(self._asked, self._page, self._log, self._told.still)
+        self._told.saved = self._still.payload
         prewarm()
         self._come_back(workload=workload, device=device, memory_limit=memory_limit, config=config)
         self._page.change_runs()
@@ -291,7 +292,7 @@ class Panel:
         predictions = predicted_around(self.workload, config, device)
         files, first = files_of(self.workload, predictions), predictions[0].result
         payload = payload_of(shown, files, first.number_format, table.told(self._log))
-        write(file, as_document(payload, str(first)))
+        write(file, as_document(payload, self._still.of(first)))
         return file
 
     def close(self) -> None:

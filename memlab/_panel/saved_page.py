@@ -11,7 +11,6 @@ import html
 import json
 import os
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,10 +178,10 @@ def as_document(payload: dict[str, Any], still: str) -> str:
 
     Args:
         payload: of `payload_of`.
-        still: the answer in words, for where no script runs.
+        still: what is shown where no script runs, as HTML.
     """
     title = html.escape(f"{payload['workload']} on {payload['device']}: memory of a step")
-    body = _mounted("step", f"<p>{html.escape(still)}</p>", payload, keeps_link=True)
+    body = _mounted("ml", still, payload, keeps_link=True)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -197,7 +196,7 @@ def _mounted(name: str, still: str, payload: dict[str, Any], *, keeps_link: bool
     In a notebook the script leaves it to a panel beside it that lives.
 
     Args:
-        name: of the element.
+        name: id of the element, with which those of its parts begin.
         still: what it holds where no script runs, as HTML.
         payload: of `payload_of`.
         keeps_link: whether the address of the page holds the settings.
@@ -215,7 +214,7 @@ def _mounted(name: str, still: str, payload: dict[str, Any], *, keeps_link: bool
         f'<script type="module">\n{script}\n'
         # a notebook that is shown twice, or copied, has the element twice
         f"for (const root of document.querySelectorAll('#{name}:not([data-lives])')) {{\n"
-        "  if (root.closest('.jp-OutputArea')?.querySelector('.ml-live')) continue;\n"
+        f"  if (document.querySelector('[data-hides={name}]')) continue;\n"
         "  root.dataset.lives = '';\n"
         f"  mount(root, {data}, {link})\n"
         "    .catch((error) => root.append(error.message));\n"
@@ -238,13 +237,13 @@ class Still:
         asked: the settings on screen.
         page: knows what is predicted for them.
         log: of the runs.
+        name: id of the element in it.
     """
 
-    def __init__(self, asked: Asked, page: Page, log: RunLog) -> None:
-        self._asked, self._page, self._log = asked, page, log
+    def __init__(self, asked: Asked, page: Page, log: RunLog, name: str) -> None:
+        self._asked, self._page, self._log, self._name = asked, page, log, name
         self._output: Shown | None = None
         self._shown: object = None  # what it shows, to be compared
-        self._name = f"memlab-{uuid.uuid4().hex[:8]}"
         self._renew = Latest(self._renew_after_rest)
 
     def show(self, plain: Mapping[str, str], display: Callable[[Mapping[str, Any]], Shown]) -> None:
@@ -296,16 +295,24 @@ class Still:
 
     def html(self) -> str:
         """Return the output: the step where scripts run, else a picture, and the table of runs."""
-        result, runs = self._result, table.told(self._log)
-        if result is None:
-            return f'<div class="ml-still"><p>{html.escape(EMPTY)}</p></div>'
+        payload, result = self.payload(), self._result
+        still = self.of(result) if result else f"<p>{html.escape(EMPTY)}</p>"
+        if payload is None:
+            return f'<div id="{self._name}" class="ml-still">{still}</div>'
+        return _mounted(self._name, still, payload, keeps_link=False)
+
+    def of(self, result: StepResult) -> str:
+        """Return a result as HTML for where no script runs: in words, a picture, and all runs."""
         where = "predicted for" if result.source is Source.PREDICTED else "on"
         title = f"{result.workload_name}, {where} {result.device}: {describe(result)}"
         said = f"<p><b>{html.escape(title)}</b></p><p>{html.escape(result.message)}</p>"
-        still = f"{said}{self._picture(result)}{_plain_table(runs)}"
-        steps = self._page.step_files()
-        if not steps:
-            return f'<div class="ml-still">{still}</div>'
+        return f"{said}{self._picture(result)}{_plain_table(table.told(self._log))}"
+
+    def payload(self) -> dict[str, Any] | None:
+        """Return what a page without a kernel is given; None while no step is recorded."""
+        result, steps = self._result, self._page.step_files()
+        if result is None or not steps:
+            return None
         shown = SavedStep(
             workload=self._asked.workload,
             device=choices.name_of(self._asked.device),
@@ -315,8 +322,7 @@ class Still:
             divided=self._page.divided,
             code=self._asked.source(),
         )
-        payload = payload_of(shown, steps, result.number_format, runs)
-        return _mounted(self._name, still, payload, keeps_link=False)
+        return payload_of(shown, steps, result.number_format, table.told(self._log))
 
     def _picture(self, result: StepResult) -> str:
         if result.timeline is None or not len(result.timeline):

@@ -44,6 +44,7 @@ const SLIDERS = [
 export async function mount(root, payload, link) {
   const files = await Promise.all(payload.steps.map((text) => readStepFile(fromBase64(text))));
   const source = sourceOf(
+    root.id || "ml",
     payload,
     files.map((file) => new RecordedStep(file)),
     link?.hash ?? "",
@@ -57,8 +58,8 @@ export async function mount(root, payload, link) {
 /** @param {string} text */
 const fromBase64 = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
-/** A saved page as a source: nothing that needs a kernel. @param {Payload} payload @param {Step[]} steps @param {string} hash @returns {Source} */
-function sourceOf(payload, steps, hash) {
+/** A saved page as a source: nothing that needs a kernel. @param {string} id @param {Payload} payload @param {Step[]} steps @param {string} hash @returns {Source} */
+function sourceOf(id, payload, steps, hash) {
   const { batchSize, accumulationSteps, memoryBudget } = payload.setting;
   const fields = {
     ...{
@@ -74,7 +75,7 @@ function sourceOf(payload, steps, hash) {
   /** @type {any} what only a kernel says */
   const nothing = { lines: {}, fit: { text: "" }, source: "none", note: "", run: null };
   return {
-    ...{ isLive: false, id: "ml", store, trouble: "", isCurrent: true, panes: {} },
+    ...{ isLive: false, id, store, trouble: "", isCurrent: true, panes: {} },
     runs: payload.runs,
     catalog: {
       ...{ version: "", workloads: [], devices: [], tooltips: {}, help: null },

@@ -178,7 +178,8 @@ export class Kernel {
     return this.model.get("answer");
   }
   get job() {
-    return this.model.get("job");
+    const job = this.model.get("job");
+    return this.trouble === "gone" ? { ...job, running: false } : job;
   }
   get runs() {
     return this.model.get("runs");
