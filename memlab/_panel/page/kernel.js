@@ -232,7 +232,11 @@ export class Kernel {
     const takesAll = message.type === "run" || message.type === "fit";
     if (takesAll) this.outbox.clear();
     const fields = takesAll ? { ...this.stamp(), fields: this.moves.unconfirmed() } : {};
-    this.model.send({ ...message, ...fields });
+    try {
+      this.model.send({ ...message, ...fields });
+    } catch {
+      this.trouble = "gone"; // JupyterLab's channel to a kernel that has ended
+    }
   }
 
   /** Panes that are open here. @type {string[]} */
