@@ -75,7 +75,7 @@ def jupyter_lab(root: pathlib.Path, cache: pathlib.Path) -> Iterator[str]:
         *(f"--ServerApp.root_dir={root}", "--LabApp.extension_manager=readonly"),
         *("--LabApp.expose_app_in_browser=True", "--JupyterNotebookApp.expose_app_in_browser=True"),
         # Voila has an older JupyterLab in it, in which the part of Notebook 7 fails
-        "--VoilaConfiguration.extension_allowlist=anywidget",
+        "--VoilaConfiguration.extension_denylist=['@jupyter-notebook/lab-extension']",
     ]
     with server(command, "/api/status", cache) as url:
         try:

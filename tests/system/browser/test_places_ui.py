@@ -85,11 +85,12 @@ def test_notebook_7(page, lab):
 
 def test_voila(page, lab):
     need_installed("voila")
-    page.route(VOILAS_OWN, lambda route: route.fulfill(content_type="text/css"))
+    page.route(VOILAS_OWN, lambda route: route.abort())  # it works without them
     page.goto(f"{lab}/voila/render/{QUICK}")
     panel = page.locator(PANEL)
     assert is_alive(panel)
     assert not page.locator(".ml-still").is_visible()
+    page.errors[:] = [said for said in page.errors if "net::ERR_FAILED" not in said]
 
 
 def test_marimo(browser, tmp_path, cache):
