@@ -152,7 +152,7 @@ def test_a_run_measures_what_came_with_the_press(panel):
 
 def test_a_prediction_that_is_kept_is_of_what_came_with_the_press(panel):
     press(panel, "run", move=1, fields={"batch_size": 2})
-    until(lambda: panel._log.runs)
+    until(lambda: panel._told.runs["rows"])
     (kept,) = told(panel)["runs"]["rows"]
     assert (kept["isPredicted"], row(panel)["batch"]) == (True, "2")
 
