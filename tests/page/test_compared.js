@@ -3,6 +3,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { differenceOf, differenceWords, settingWords } from "../../memlab/_panel/page/compared.js";
 import { CATEGORIES, PHASES } from "../../memlab/_panel/page/recorded_step.js";
+import { arranged } from "../../memlab/_panel/page/timeline_picture.js";
 
 const MIB = 2 ** 20;
 const FORWARD = PHASES.indexOf("forward");
@@ -84,6 +85,30 @@ test("the words say what is less, where, and the time", () => {
   });
   assert.equal(words(after).title, "The same peak: 260 MiB.");
   assert.match(words(stepOf([110, 60, 50], 0.2)).title, /^Peak 40.0 MiB higher: 220 MiB before/);
+});
+
+test("two pictures have one scale, whichever is drawn first and whatever each was before", () => {
+  const size = { width: 400, height: 300, density: 1 };
+  const scale = { bytes: 600 * MIB, kept: { top: 0 } };
+  const drawn = (/** @type {any} */ { found: { timeline } }, /** @type {number} */ top) => {
+    const groups = timeline.held.map((/** @type {any} */ held, /** @type {number} */ at) => ({
+      ...{ name: `${at}`, label: "", colour: "#000000", pattern: "", held },
+    }));
+    const lines = { before: null, measured: null, compared: null, limitBytes: 700 * MIB };
+    const scene = { timeline, groups, ...lines, scale, dimmed: "", describe: () => 0, label: "" };
+    return arranged(/** @type {any} */ (scene), size, [0, 1], { top, places: new Map() });
+  };
+  for (const order of [
+    [before, after],
+    [after, before],
+  ]) {
+    const [one, other] = order.map((each, at) => drawn(each, at * 9000 * MIB));
+    assert.deepEqual(one.scale, other.scale);
+    assert.ok(one.isLimitShown && other.isLimitShown);
+    for (const bytes of [0, 260, 600, 700])
+      assert.equal(one.yOf(bytes * MIB), other.yOf(bytes * MIB));
+    assert.ok(one.yOf(700 * MIB) > one.top, "the limit is in both");
+  }
 });
 
 test("another model has no modules in common, and what was not measured is not called so", () => {
