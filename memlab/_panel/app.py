@@ -15,7 +15,7 @@ import ipywidgets
 import torch
 
 from memlab._panel import asked as cells
-from memlab._panel import catalog, choices, state, table
+from memlab._panel import catalog, choices, state
 from memlab._panel.asked import Asked
 from memlab._panel.page import Page
 from memlab._panel.panel_state import Message, PanelState
@@ -290,7 +290,7 @@ class Panel:
         )
         predictions = predicted_around(self.workload, config, device)
         files, first = files_of(self.workload, predictions), predictions[0].result
-        payload = payload_of(shown, files, first.number_format, table.told(self._log))
+        payload = payload_of(shown, files, first.number_format, self._log)
         write(file, as_document(payload, str(first)))
         return file
 
@@ -391,7 +391,7 @@ class Panel:
         """Pin a run under a name, "" for its number; None unpins it."""
         run = self._run(number)
         given = "" if name is None else str(name) or run.default_name
-        self._change_runs(lambda: self._log.pin(run.number, given))
+        self._change_runs(lambda: self._log.change(run.number, name=given))
 
     def _run(self, number: Any) -> Run:
         found = [run for run in self._log.runs if run.number == number]

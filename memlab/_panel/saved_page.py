@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memlab import plots
-from memlab._panel import choices, state, table
+from memlab._panel import catalog, choices, state, table
 from memlab._panel.job import Latest
 from memlab._panel.joined import PAGE, joined
+from memlab._panel.questions import Question
 from memlab._panel.state import describe
 from memlab._util.tables import columns_table
 from memlab._util.units import shown as shown_value
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from memlab._panel.runs import RunLog
     from memlab.prediction.predict import Prediction
     from memlab.workload import Workload
-
-ON_SLIDERS = ("batch_size", "accumulation_steps", "memory_budget")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +123,7 @@ def payload_of(
     shown: SavedStep,
     steps: Sequence[str],
     number_format: str,
-    runs: Mapping[str, Any],
+    log: RunLog,
 ) -> dict[str, Any]:
     """Return what the page is given, as plain JSON types.
 
@@ -132,30 +131,30 @@ def payload_of(
         shown: the step.
         steps: files of it and of its relatives, in base64.
         number_format: of its model.
-        runs: the table of runs, as `table.told` returns it.
+        log: of the runs.
     """
-    config = shown.config
+    config, runs = shown.config, table.told(log)
+    here = Question(shown.workload.name, config, shown.device).relatives
+    own = [run.number for run in log.own if Question.of(run.result).relatives == here]
     fixed = [
         (control.label, control.in_words(getattr(config, field)))
         for field, control in CONTROLS.items()
-        if field not in ON_SLIDERS and getattr(config, field) != getattr(StepConfig(), field)
+        if field not in catalog.SLIDERS and getattr(config, field) != getattr(StepConfig(), field)
     ]
     return {
         "workload": shown.workload.name,
         "device": shown.device,
         "usableBytes": shown.usable_bytes,
         "limit": shown.limit,
-        "setting": {
-            "batchSize": config.batch_size,
-            "accumulationSteps": config.accumulation_steps,
-            "memoryBudget": config.memory_budget,
-        },
+        "setting": state.on_sliders(config),
+        "controls": [{**catalog.control(f, "slider"), "tooltip": ""} for f in catalog.SLIDERS],
         "fixed": [("Number format", number_format), *(f for f in fixed if f[0] != "Precision")],
         "divided": shown.divided,
         "code": shown.code,
         "made": f"made by memlab {__version__}",
         "steps": list(steps),
         "runs": runs if runs["rows"] else None,
+        "comparable": own,
     }
 
 
@@ -296,13 +295,13 @@ class Still:
 
     def html(self) -> str:
         """Return the output: the step where scripts run, else a picture, and the table of runs."""
-        result, runs = self._result, table.told(self._log)
+        result = self._result
         if result is None:
             return f'<div class="ml-still"><p>{html.escape(EMPTY)}</p></div>'
         where = "predicted for" if result.source is Source.PREDICTED else "on"
         title = f"{result.workload_name}, {where} {result.device}: {describe(result)}"
         said = f"<p><b>{html.escape(title)}</b></p><p>{html.escape(result.message)}</p>"
-        still = f"{said}{self._picture(result)}{_plain_table(runs)}"
+        still = f"{said}{self._picture(result)}{_plain_table(table.told(self._log))}"
         steps = self._page.step_files()
         if not steps:
             return f'<div class="ml-still">{still}</div>'
@@ -315,7 +314,7 @@ class Still:
             divided=self._page.divided,
             code=self._asked.source(),
         )
-        payload = payload_of(shown, steps, result.number_format, runs)
+        payload = payload_of(shown, steps, result.number_format, self._log)
         return _mounted(self._name, still, payload, keeps_link=False)
 
     def _picture(self, result: StepResult) -> str:

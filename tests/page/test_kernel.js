@@ -16,7 +16,7 @@ function modelOf(traits = {}) {
   const state = {
     asked: { by: "kernel", move: 0, fields: FIELDS },
     answer: { by: "kernel", move: 0, family: "1", steps: [4, 5], run: null },
-    job: { running: false, byCell: false },
+    job: { running: false, byCell: "" },
     runs: { rows: [] },
     ...traits,
   };
@@ -77,6 +77,20 @@ test("a press of Run takes with it what the kernel does not know", () => {
   kernel.close();
 });
 
+test("what is asked of the settings on screen is asked of those that a hand has just set", () => {
+  for (const type of ["fit", "use", "compareBase"]) {
+    const model = modelOf();
+    const kernel = new Kernel(model, el);
+    kernel.store.move({ batch_size: 16 });
+    kernel.store.move({ batch_size: 32 });
+    kernel.tell({ type, at: 1 });
+    const { by, move, fields } = model.sent.at(-1);
+    assert.deepEqual([by, move, fields], [kernel.id, 2, { batch_size: 32 }], type);
+    assert.deepEqual(kernel.outbox.waiting, {}, "nothing comes later");
+    kernel.close();
+  }
+});
+
 test("an old echo changes nothing; what the kernel sets can be undone", () => {
   const model = modelOf();
   const kernel = new Kernel(model, el);
@@ -94,6 +108,39 @@ test("an old echo changes nothing; what the kernel sets can be undone", () => {
   kernel.close();
 });
 
+test("a drag in another tab is undone as one move, and so is all that a search moves", (context) => {
+  let now = 0;
+  context.mock.method(performance, "now", () => now);
+  const model = modelOf();
+  const kernel = new Kernel(model, el);
+  let move = 0;
+  /** @param {string} by @param {Record<string, any>} changes @param {number} later milliseconds */
+  const others = (by, changes, later) => {
+    [now, move] = [now + later, move + 1];
+    model.set("asked", { by, move, fields: { ...model.state.asked.fields, ...changes } });
+  };
+  for (const batch_size of [12, 16, 24, 32]) others("another tab", { batch_size }, 80);
+  others("another tab", { accumulation_steps: 2 }, 80);
+  others("another tab", { accumulation_steps: 4 }, 5000);
+  for (const memory_budget of [0.5, 0.7, 0.8]) others("search 1", { memory_budget }, 5000);
+  others("search 2", { memory_budget: 0.9 }, 80);
+  /** @type {any[]} */
+  const undone = [];
+  while (kernel.store.past.length) {
+    kernel.store.undo();
+    const { batch_size, accumulation_steps, memory_budget } = kernel.store.state.fields;
+    undone.push([batch_size, accumulation_steps, memory_budget]);
+  }
+  assert.deepEqual(undone, [
+    [32, 4, 0.8],
+    [32, 4, 1],
+    [32, 2, 1],
+    [32, 1, 1],
+    [8, 1, 1],
+  ]);
+  kernel.close();
+});
+
 test("recordings of other settings are not used", () => {
   const model = modelOf();
   const kernel = new Kernel(model, el);
@@ -104,6 +151,25 @@ test("recordings of other settings are not used", () => {
   assert.deepEqual(kernel.stepsFor({ ...fields, workload: "lstm" }), []);
   model.set("answer", { ...model.state.answer, family: null, steps: [] });
   assert.deepEqual(kernel.stepsFor(fields), [], "nothing is known any more");
+  kernel.close();
+});
+
+test("the recordings of a compared run are asked for, and are those of that run alone", () => {
+  const model = modelOf({
+    answer: {
+      ...{ by: "kernel", move: 0, family: "1", steps: [4], run: null },
+      compared: { run: 2, steps: [4, 7] },
+    },
+  });
+  const kernel = new Kernel(model, el);
+  assert.deepEqual(model.sent[0], { type: "need", steps: [4, 7], runs: [], csv: false });
+  kernel.recorded.set(7, /** @type {any} */ ("a recording"));
+  const [first, second] = [1, 2].map((number) => /** @type {any} */ ({ number }));
+  assert.deepEqual(kernel.stepsOf(second), ["a recording"]);
+  assert.equal(kernel.stepsOf(second), kernel.stepsOf(second), "the same list");
+  assert.deepEqual(kernel.stepsOf(first), []);
+  model.set("answer", { ...model.state.answer, compared: null });
+  assert.deepEqual(kernel.stepsOf(second), []);
   kernel.close();
 });
 

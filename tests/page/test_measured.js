@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { positions } from "../../memlab/_panel/page/layout.js";
-import { alignedWith, byEvent } from "../../memlab/_panel/page/measured.js";
+import { alignedWith, byEvent, instantAlike } from "../../memlab/_panel/page/measured.js";
 import { PHASES } from "../../memlab/_panel/page/recorded_step.js";
 import { ORDERS, shownRows } from "../../memlab/_panel/page/runs_order.js";
 
@@ -59,6 +59,41 @@ test("a run with another number of micro-batches has an axis of its own", () => 
   assert.equal(alignedWith(measured, predicted), null);
   assert.deepEqual([...byEvent(measured).operator], [0, 1, 2]);
   assert.equal(alignedWith(eventsOf([], [], []), predicted), null);
+});
+
+test("an instant of one step lies as far into the same phase of another", () => {
+  const whole = (/** @type {any} */ events) => ({
+    ...events,
+    held: [],
+    operator: events.microBatch,
+  });
+  const all = [...predicted.total.keys()];
+  const alike = (/** @type {any} */ one, /** @type {any} */ other) =>
+    all.slice(0, one.total.length).map((at) => instantAlike(one, other, at));
+  assert.deepEqual(alike(predicted, predicted), all, "of itself each is itself");
+  const plain = whole(
+    eventsOf(
+      [FORWARD, FORWARD, FORWARD, FORWARD, BACKWARD, BACKWARD, BACKWARD],
+      [0, 0, 0, 0, 0, 0, 0],
+      [1, 2, 3, 4, 3, 2, 1],
+    ),
+  );
+  // four events for two, and one micro-batch for two; an optimizer that it does not have
+  assert.deepEqual(alike(predicted, plain), [0, 2, 4, 5, 0, 4, null]);
+  assert.deepEqual(alike(plain, predicted), [0, 0, 1, 1, 2, 2, 3]);
+  const many = whole(
+    eventsOf(
+      [FORWARD, BACKWARD, FORWARD, BACKWARD, FORWARD, BACKWARD, FORWARD, BACKWARD, OPTIMIZER],
+      [0, 0, 1, 1, 2, 2, 3, 3, 3],
+      [1, 2, 3, 4, 3, 2, 1, 1, 1],
+    ),
+  );
+  assert.deepEqual(
+    alike(predicted, many),
+    [0, 0, 1, 1, 4, 5, 8],
+    "the third of four for the second of two",
+  );
+  assert.equal(instantAlike(many, predicted, 8), 6, "one update for one");
 });
 
 const rows = [

@@ -12,26 +12,22 @@
  * @property {number | null} usableBytes what a step can hold there
  * @property {string} limit as typed
  * @property {Setting} setting on screen when the page was made
+ * @property {import("./kernel.js").ControlOf[]} controls the sliders
  * @property {[string, string][]} fixed settings that have no slider here, with their values
  * @property {string} divided what micro-batches do to the gradient; "" if nothing
  * @property {string} code that makes this step
  * @property {string} made by which memlab
  * @property {string[]} steps step files in base64
  * @property {import("./runs_order.js").Runs | null} runs the table of runs
+ * @property {number[]} comparable runs that the steps tell of
  */
 
 import { bestEstimate } from "./estimate.js";
 import { Panel } from "./panel.js";
 import { RecordedStep } from "./recorded_step.js";
 import { readStepFile } from "./step_file.js";
-import { Store, fromLink, toLink } from "./store.js";
+import { AT_FIRST, Store, fromLink, toLink } from "./store.js";
 import { html, render } from "./vendor/preact.js";
-
-const SLIDERS = [
-  ["batch_size", "Batch size"],
-  ["accumulation_steps", "Accumulation"],
-  ["memory_budget", "Memory budget"],
-];
 
 /**
  * Shows a recorded step in an element.
@@ -54,6 +50,9 @@ export async function mount(root, payload, link) {
   return () => render(null, root);
 }
 
+/** @type {Step[]} */
+const NO_STEPS = [];
+
 /** @param {string} text */
 const fromBase64 = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
@@ -68,19 +67,16 @@ function sourceOf(payload, steps, hash) {
     },
     memory_limit: payload.limit,
   };
-  const store = new Store(
-    fromLink(hash, { fields, view: "category", instant: null, module: null }),
-  );
+  const store = new Store(fromLink(hash, { ...AT_FIRST, fields }));
   /** @type {any} what only a kernel says */
   const nothing = { lines: {}, fit: { text: "" }, source: "none", note: "", run: null };
-  return {
+  /** @type {Source} */
+  const source = {
     ...{ isLive: false, id: "ml", store, trouble: "", isCurrent: true, panes: {} },
     runs: payload.runs,
     catalog: {
       ...{ version: "", workloads: [], devices: [], tooltips: {}, help: null },
-      controls: SLIDERS.map(([field, label]) => ({
-        ...{ field, label, tooltip: "", place: "slider", kind: "number", choices: [] },
-      })),
+      controls: payload.controls,
     },
     form: {
       ...{ size: null, choices: [], precisions: [], disabled: [], base: null, own: {} },
@@ -92,16 +88,24 @@ function sourceOf(payload, steps, hash) {
       usableBytes: payload.usableBytes,
       usableWords: 'what a step may hold, such as "7.5 GiB"; empty is what the device has',
     },
-    job: { running: false, byCell: false, text: "", fraction: null },
+    job: { running: false, byCell: "", text: "", fraction: null },
     fixed: payload.fixed,
     // what a link asks for may not be known; then the setting that was saved is shown, dimmed
     first: bestEstimate(steps, payload.setting),
     stepsFor: () => steps,
+    stepsOf: ({ number }) => (payload.comparable.includes(number) ? steps : NO_STEPS),
     measured: () => null,
     subscribe: (listener) => store.subscribe(listener),
-    tell: () => {},
+    tell: ({ type, run }) => {
+      if (type !== "compare" || !source.runs) return;
+      const compared = payload.comparable.includes(run) ? run : null;
+      const rows = source.runs.rows.map((row) => ({ ...row, isCompared: row.number === compared }));
+      source.runs = { ...source.runs, rows };
+      store.look({});
+    },
     askCsv: () => {},
   };
+  return source;
 }
 
 /** @param {{payload: Payload}} props */

@@ -17,6 +17,7 @@
  * @property {"slider" | "main" | "more" | "optimizer" | "ranks"} place
  * @property {"number" | "choice" | "switch"} kind
  * @property {Option[]} choices
+ * @property {number[]} positions of its slider, ascending; the box takes other numbers too
  *
  * @typedef {object} Catalog
  * @property {string} version
@@ -54,6 +55,7 @@
  * @property {string} costs
  * @property {"run" | "prediction" | "none"} source
  * @property {number | null} run
+ * @property {{run: number, steps: number[]} | null} compared
  * @property {string} note
  * @property {Line | null} advice
  * @property {Record<string, Line>} lines
@@ -69,7 +71,7 @@
  * @property {string} doing
  * @property {{kind: string, text: string, isPast: boolean}} status
  *
- * @typedef {{running: boolean, byCell: boolean, text: string, fraction: number | null}} Job
+ * @typedef {{running: boolean, byCell: string, text: string, fraction: number | null}} Job
  *
  * @typedef {object} Source where the panel has everything from: a kernel, or a saved page
  * @property {boolean} isLive
@@ -85,6 +87,8 @@
  * @property {"" | "gone" | "silent"} trouble
  * @property {boolean} isCurrent whether the answer is about what is set
  * @property {(fields: Fields) => RecordedStep[]} stepsFor recordings that settings can be computed from
+ * @property {(row: import("./runs_order.js").RunRow) => RecordedStep[]} stepsOf recordings that a run
+ *     can be computed from; of those that are not compared a kernel tells of none
  * @property {(run: number) => Measured | null} measured
  * @property {(listener: () => void) => () => void} subscribe
  * @property {(message: Record<string, any>) => void} tell
@@ -96,10 +100,12 @@ import { Moves, Outbox } from "./moves.js";
 import { RecordedStep } from "./recorded_step.js";
 import { familyKey, textOf } from "./settings.js";
 import { readStepFile } from "./step_file.js";
-import { Store } from "./store.js";
+import { AT_FIRST, Store } from "./store.js";
 
 /** @typedef {{get: (name: string) => any, on: (name: string, act: (this: any, ...given: any[]) => void) => void, off: (name: string, act: (...given: any[]) => void) => void, send: (message: any) => void}} Model */
 
+// these take all with them that the kernel does not know, which would come too late
+const OF_SETTINGS = ["run", "fit", "use", "compareBase"];
 const TRAITS = ["catalog", "form", "asked", "answer", "job", "runs", "panes"];
 const ASK_AGAIN_MS = 10_000;
 const SILENT_MS = 15_000;
@@ -136,9 +142,8 @@ export class Kernel {
     this.id = `ml-${Math.random().toString(36).slice(2, 8)}`;
     this.moves = new Moves(this.id);
     this.outbox = new Outbox((fields) => this.tell({ ...this.stamp(), type: "set", fields }));
-    this.store = new Store(
-      { fields: model.get("asked").fields, view: "category", instant: null, module: null },
-      (changes) => this.change(changes),
+    this.store = new Store({ ...AT_FIRST, fields: model.get("asked").fields }, (changes) =>
+      this.change(changes),
     );
     this.store.subscribe(() => this.changed());
     for (const name of TRAITS) this.on(`change:${name}`, () => this.take(name));
@@ -194,7 +199,17 @@ export class Kernel {
 
   /** @param {Fields} fields */
   stepsFor(fields) {
-    const numbers = this.families.get(familyKey(fields)) ?? [];
+    return this.#stepsOf(this.families.get(familyKey(fields)) ?? []);
+  }
+
+  /** @param {import("./runs_order.js").RunRow} row */
+  stepsOf({ number }) {
+    const { compared } = this.answer;
+    return this.#stepsOf(compared?.run === number ? compared.steps : []);
+  }
+
+  /** @param {number[]} numbers */
+  #stepsOf(numbers) {
     const there = numbers.filter((number) => this.recorded.has(number));
     const key = there.join();
     const steps = this.made.get(key) ?? there.map((number) => this.recorded.get(number));
@@ -225,10 +240,10 @@ export class Kernel {
     return { by: this.id, move: this.moves.number };
   }
 
-  /** @param {Record<string, any>} message; "run" and "fit" take all with them that the kernel does not know */
+  /** @param {Record<string, any>} message */
   tell(message) {
     if (message.type === "open") this.opened = message.panes;
-    const takesAll = message.type === "run" || message.type === "fit";
+    const takesAll = OF_SETTINGS.includes(message.type);
     if (takesAll) this.outbox.clear();
     const fields = takesAll ? { ...this.stamp(), fields: this.moves.unconfirmed() } : {};
     this.model.send({ ...message, ...fields });
@@ -263,7 +278,7 @@ export class Kernel {
       const { by, fields } = this.model.get("asked");
       const set = this.moves.over(fields);
       if (by === this.id) this.store.adopt(set);
-      else this.store.receive(set);
+      else this.store.receive(set, by);
     }
     this.need();
     this.changed();
@@ -292,7 +307,8 @@ export class Kernel {
       this.wanted.set(name, now);
       return true;
     };
-    const { steps, run } = this.answer;
+    const { run, compared: other } = this.answer;
+    const steps = [...new Set([...this.answer.steps, ...(other?.steps ?? [])])];
     const rows = this.runs?.rows ?? [];
     const compared = rows.filter((/** @type {any} */ row) => row.isCompared && !row.isPredicted);
     const numbers = [run, ...compared.map((/** @type {any} */ row) => row.number)];

@@ -60,6 +60,32 @@ export function alignedWith(measured, predicted) {
   return { ...measured, held: [], operator };
 }
 
+/**
+ * The instant of another step that is like one of this step: as far into its phase, of the
+ * micro-batch that is as far into the step.
+ *
+ * @param {Timeline} one
+ * @param {Timeline} other
+ * @param {number} instant of the first
+ * @returns {number | null} null if the other has no such phase
+ */
+export function instantAlike(one, other, instant) {
+  const [from, to] = [one, other].map((timeline) => partsOfPhase(timeline, one.phase[instant]));
+  const at = from.findIndex((rows) => rows.includes(instant));
+  const alike = to[Math.floor((at * to.length) / from.length)];
+  if (!alike) return null;
+  return alike[Math.floor((from[at].indexOf(instant) * alike.length) / from[at].length)];
+}
+
+/** The instants of a phase, by micro-batch. @param {Timeline} timeline @param {number} phase @returns {number[][]} */
+function partsOfPhase(timeline, phase) {
+  const parts = known.get(timeline) ?? partsOf(timeline);
+  known.set(timeline, parts);
+  return [...parts.values()].filter((rows) => timeline.phase[rows[0]] === phase);
+}
+/** @type {WeakMap<Timeline, ReturnType<typeof partsOf>>} */
+const known = new WeakMap();
+
 /** Where each event begins, in operators, as `layout.positions` spreads them. @param {Timeline["operator"]} operator */
 function placesOf(operator) {
   const places = new Float64Array(operator.length);

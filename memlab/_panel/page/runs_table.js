@@ -7,10 +7,11 @@
  * @typedef {import("./runs_order.js").RunRow} RunRow
  */
 
+import { NOTHING, compare } from "./compared.js";
 import { Button, Said, Select, Switch, valueOf } from "./controls.js";
 import { saveText } from "./picture.js";
 import { RunsChart } from "./runs_chart.js";
-import { ORDERS, compare, shownRows } from "./runs_order.js";
+import { ORDERS, shownRows } from "./runs_order.js";
 import { html, useState } from "./vendor/preact.js";
 
 /** @param {{source: Source, screen: Screen}} props */
@@ -123,10 +124,10 @@ function Acts({ source, row }) {
   return html`<span>
     <button
       type="button"
-      title="draw its memory over the picture"
+      title="show its memory beside the picture"
       aria-pressed=${isCompared}
       aria-label=${`compare run ${number}`}
-      onClick=${() => compare(source, row)}
+      onClick=${() => compare(source, isCompared ? NOTHING : number)}
     >
       compare
     </button>

@@ -11,7 +11,7 @@
  * @typedef {object} Screen
  * @property {Found | null} best the page's own estimate of what is set
  * @property {Found | null} shown the newest estimate, perhaps of other settings
- * @property {Found | null} before of the settings before the last move
+ * @property {Found | null} before of the settings before the last move; the best if none changed the step
  * @property {string} problem why the settings cannot be; "" if they can
  * @property {string} why the picture is not of what is set; "" if it is
  * @property {ReturnType<typeof parseLimit>} limit
@@ -46,8 +46,8 @@ export function useScreen(source) {
   const isOther =
     was && (familyKey(was) !== familyKey(fields) || JSON.stringify(settingOf(was)) !== text);
   const before = useMemo(
-    () => (was && isOther ? estimateOf(source.stepsFor(was), was) : null),
-    [steps, was, isOther],
+    () => (was && isOther ? estimateOf(source.stepsFor(was), was) : best),
+    [steps, was, isOther, best],
   );
   const newest = useRef(/** @type {Found | null} */ (null));
   newest.current = best ?? newest.current ?? source.first ?? null;

@@ -13,7 +13,7 @@ import { planAt } from "./estimate.js";
 import { microBatchSizes } from "./recorded_step.js";
 import { formatPercent, splitText } from "./words.js";
 
-export const MOST_MICRO_BATCHES = 64; // that the page computes, and of the slider
+export const MOST_MICRO_BATCHES = 64; // that the page computes
 const MOST_SAMPLES = 1e9; // as in `memlab/config.py`
 const OPEN = /** @type {const} */ ("open");
 /** What an estimate moves, or does not depend on. */

@@ -16,6 +16,8 @@
  * @property {Timeline | null} before a line "before the last move"
  * @property {Timeline | null} measured a line over the areas, aligned by operator
  * @property {{label: string, timeline: Timeline} | null} [compared] another run's line
+ * @property {{bytes: number, kept: {top: number}} | null} [scale] that two pictures share: the most
+ *     bytes that either draws, and what should not change without need
  * @property {string} dimmed a sentence over the greyed picture; "" if it is valid
  * @property {(instant: number) => {title: string, lines: string[]}} describe the title says where
  * @property {string} label the picture's name with its numbers, for those who cannot see it
@@ -125,7 +127,7 @@ function topsOf(groups, rows) {
 export function arranged(scene, size, view, memory) {
   const { timeline, before, measured, compared, limitBytes, groups } = scene;
   const { width, height, density } = size;
-  const keyRows = width < 560 || groups.length > 8 ? 2 : 1;
+  const keyRows = width < 560 || groups.length > 8 || scene.scale ? 2 : 1;
   const [left, right] = [LEFT, Math.max(width - RIGHT, LEFT + 10)];
   const top = ROW * (keyRows + 1) + 6;
   const bottom = Math.max(height - 2 * ROW - 8, top + 10);
@@ -140,12 +142,14 @@ export function arranged(scene, size, view, memory) {
     measured && geometryOf(measured, timeline),
     compared && geometryOf(compared.timeline, reference),
   ];
-  const drawn = Math.max(own.peakBytes, ...others.map((other) => other?.peakBytes ?? 0));
+  const peaks = others.map((other) => other?.peakBytes ?? 0);
+  const drawn = Math.max(own.peakBytes, ...peaks, scene.scale?.bytes ?? 0);
   // a limit far above the peak would flatten it
   const isLimitShown = limitBytes !== null && limitBytes <= 2 * drawn;
   const most = isLimitShown ? Math.max(drawn, limitBytes) : drawn;
-  const scale = layout.scaleOf(most, memory.top, (bottom - top) / 36);
-  memory.top = scale.top;
+  const kept = scene.scale?.kept ?? memory;
+  const scale = layout.scaleOf(most, kept.top, (bottom - top) / 36);
+  kept.top = scale.top;
 
   /** @param {Timeline} line @param {Timeline} reference */
   const heights = (line, reference) =>
