@@ -25,8 +25,14 @@ const LEVELS = 5;
 const WIDEST_MAP = 1900;
 const LEAST_TARGET = 26; // pixels
 const MIXED = "#b9b9bf"; // modules of several groups
-const NO_MODULES =
-  "an estimate from another number of micro-batches or another budget does not know the modules";
+const NO_MODULES = {
+  estimate:
+    "an estimate from another number of micro-batches or another budget does not know the modules",
+  result: "of this step the memory is known by kind, not by module",
+};
+const NO_TIMELINE = "the memory of this step is not known instant by instant";
+/** @type {Record<string, string>} */
+const LABELS = { measured: "Measured memory", recorded: "Recorded memory" };
 
 /** @type {WeakMap<Step, BlockModules>} */
 const known = new WeakMap();
@@ -40,15 +46,16 @@ function modulesOf(step) {
 
 /** @param {{source: Source, screen: Screen}} props */
 export function Picture({ source, screen }) {
-  if (screen.shown) return html`<${Timeline} ...${{ source, screen, ...screen.shown }} />`;
+  if (screen.shown?.found.timeline.total.length)
+    return html`<${Timeline} ...${{ source, screen, ...screen.shown }} />`;
   return html`<section class="ml-picture" aria-label="Memory over the step">
     <div class="ml-picture-tools">Memory</div>
-    <div class="ml-chart ml-nothing"><p>${screen.why}</p></div>
+    <div class="ml-chart ml-nothing"><p>${screen.why || NO_TIMELINE}</p></div>
   </section>`;
 }
 
 /**
- * @param {{source: Source, screen: Screen, step: Step, found: Estimate}} props
+ * @param {{source: Source, screen: Screen, step: Step | null, found: Estimate}} props
  */
 function Timeline({ source, screen, step, found }) {
   const { store } = source;
@@ -56,7 +63,8 @@ function Timeline({ source, screen, step, found }) {
   const root = useRef(/** @type {HTMLDivElement | null} */ (null));
   const chart = useRef(/** @type {TimelineChart | null} */ (null));
   const { view: wanted, instant, module } = store.state;
-  const view = found.trace ? wanted : "category";
+  const view = step && found.trace ? wanted : "category";
+  const noModules = step ? NO_MODULES.estimate : NO_MODULES.result;
   const groups = useMemo(() => groupsOf(step, found, view), [step, found, view]);
   const peak = found.timeline.total.indexOf(found.peakBytes);
   const at = Math.min(instant ?? peak, found.timeline.total.length - 1);
@@ -87,14 +95,14 @@ function Timeline({ source, screen, step, found }) {
 
   const views = [
     { value: "category", label: "by kind" },
-    { value: "module", label: "by module", refused: found.trace ? "" : NO_MODULES },
+    { value: "module", label: "by module", refused: found.trace ? "" : noModules },
   ];
   const here = reading(step, found, at);
   return html`<section class="ml-picture" aria-label="Memory over the step">
     <div class="ml-picture-tools">
       <${Choice}
         name=${`${source.id}-view`}
-        label="Memory"
+        label=${LABELS[found.how] ?? "Memory"}
         choices=${views}
         value=${view}
         onValue=${(/** @type {"category" | "module"} */ value) => store.look({ view: value })}
@@ -106,33 +114,35 @@ function Timeline({ source, screen, step, found }) {
       <b>${instant === null ? "at the peak: " : ""}${here.title}</b> ${here.lines.join(" ")}
     </p>
     ${
-      found.trace
+      step && found.trace
         ? html`<${ModuleMap} ...${{ store, step, found, at, module, isPast: why !== "" }} />`
-        : html`<p class="ml-quiet">${NO_MODULES}.</p>`
+        : html`<p class="ml-quiet">${noModules}.</p>`
     }
   </section>`;
 }
 
 /** The measured line of what is on screen, and that of the run it is compared with. @param {Source} source @param {Screen} screen @param {Estimate} found */
 function useLines(source, { why }, found) {
-  const { answer, isCurrent, runs } = source;
-  const run = isCurrent && !why ? answer.run : null;
-  const own = run === null ? null : source.measured(run);
-  const row = runs?.rows.find(({ isCompared, number }) => isCompared && number !== run);
-  const other = row ? source.measured(row.number) : null;
+  const { store, runs } = source;
+  const ran = why ? null : source.ran(store.state.fields);
+  const own = ran === found ? null : ran;
+  const row = runs?.rows.find(({ isCompared }) => isCompared);
+  const comparedRun = row ? source.measured(row.number) : null;
+  const other = comparedRun === ran ? null : comparedRun;
   const label = row?.label ?? "";
   return {
-    measured: useMemo(() => own && alignedWith(own, found.timeline), [own, found]),
-    compared: useMemo(
-      () => other && { label, timeline: alignedWith(other, found.timeline) ?? byEvent(other) },
-      [other, label, found],
-    ),
+    measured: useMemo(() => own && alignedWith(own.timeline, found.timeline), [own, found]),
+    compared: useMemo(() => {
+      if (!other) return null;
+      const line = alignedWith(other.timeline, found.timeline) ?? byEvent(other.timeline);
+      return { label, timeline: line };
+    }, [other, label, found]),
   };
 }
 
-/** @param {Step} step @param {Estimate} found @param {"category" | "module"} view */
+/** @param {Step | null} step @param {Estimate} found @param {"category" | "module"} view */
 function groupsOf(step, found, view) {
-  if (view === "module") {
+  if (step && view === "module") {
     return modulesOf(step)
       .groups(found, MOST_GROUPS)
       .map(({ path, held }, index) => ({
@@ -149,7 +159,7 @@ function groupsOf(step, found, view) {
   }));
 }
 
-/** What is allocated at an instant, and where in the step that is. @param {Step} step @param {Estimate} found @param {number} instant */
+/** What is allocated at an instant, and where in the step that is. @param {Step | null} step @param {Estimate} found @param {number} instant */
 export function reading(step, found, instant) {
   const { timeline } = found;
   const phase = PHASES[timeline.phase[instant]];
@@ -170,9 +180,13 @@ export function reading(step, found, instant) {
   };
 }
 
-/** @param {Step} step @param {Estimate} found @param {number} instant */
+/** @param {Step | null} step @param {Estimate} found @param {number} instant */
 function placeOf(step, found, instant) {
-  if (!found.trace) return { module: "", operator: "" };
+  if (!step || !found.trace) {
+    const { timeline, peakBytes, peakPlace } = found;
+    const isPeak = instant === timeline.total.indexOf(peakBytes);
+    return (isPeak && peakPlace) || { module: "", operator: "" };
+  }
   const { header, arrays } = step;
   const row = found.trace.row[found.firstEvent + instant];
   const operator = arrays.row_operator[row] - 1;
