@@ -28,6 +28,7 @@ from memlab._util.units import format_bytes
 from memlab.api import accumulation_effect, inspect_workload
 from memlab.config import FP32_FORMATS, StepConfig
 from memlab.errors import ConfigError, MemlabError
+from memlab.prediction.step_file import packed_result
 from memlab.result import Outcome, Source, StepResult
 from memlab.running import Progress
 from memlab.runtime.accumulation import AccumulationEffect
@@ -727,10 +728,11 @@ class Page:
         with self.guarded():
             for number in steps:
                 if (file := self._files.file(number)) is not None:
-                    self._told.send_step(number, file)
+                    self._told.send_file("step", number, file)
             for number in runs:
                 if 0 < number <= len(self._log.runs):
-                    self._told.send_run(number, self._log.runs[number - 1].result)
+                    file = packed_result(self._log.runs[number - 1].result)
+                    self._told.send_file("run", number, file)
             if csv:
                 self._told.send_csv(table.as_csv(self._log.runs))
 

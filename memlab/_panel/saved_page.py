@@ -1,7 +1,8 @@
 """A step as a page that lives without a kernel: recorded steps, the page's script, and its style.
 
 `page/app.js` describes what the page is given. What it computes is in the recorded steps: batch
-size, accumulation and memory budget, as far as these cover them.
+size, accumulation and memory budget, as far as these cover them. A page of one result holds that
+instead, and moves nothing.
 """
 
 from __future__ import annotations
@@ -38,9 +39,12 @@ from memlab.techniques.every import CONTROLS
 if TYPE_CHECKING:
     from memlab._panel.asked import Asked, Shown
     from memlab._panel.page import Page
-    from memlab._panel.runs import RunLog
+    from memlab._panel.runs import Run, RunLog
     from memlab.prediction.predict import Prediction
     from memlab.workload import Workload
+
+FORMAT, VERSION = "memlab page", 1
+BEGINS = f'mount(root, {{"format":"{FORMAT}"'  # what a page is given, in its script
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +52,9 @@ class SavedStep:
     """What a page shows.
 
     Attributes:
-        workload: of the step.
+        workload_name: of the step.
         device: its name, such as "t4".
+        where: on what, in words.
         config: on screen.
         limit: as typed; "" for what the device can hold.
         usable_bytes: that a step can hold there; None if it is not known.
@@ -57,8 +62,9 @@ class SavedStep:
         code: that makes this step.
     """
 
-    workload: Workload
+    workload_name: str
     device: str
+    where: str
     config: StepConfig
     limit: str
     usable_bytes: int | None
@@ -123,39 +129,56 @@ def payload_of(
     shown: SavedStep,
     steps: Sequence[str],
     number_format: str,
-    log: RunLog,
+    runs: Mapping[str, Any],
+    *,
+    comparable: Sequence[int] = (),
+    told: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return what the page is given, as plain JSON types.
 
     Args:
         shown: the step.
-        steps: files of it and of its relatives, in base64.
+        steps: files of it and of its relatives, in base64; or the file of one result.
         number_format: of its model.
-        log: of the runs.
+        runs: the table of runs, as `table.told` returns it.
+        comparable: numbers of runs that the steps tell of.
+        told: what is said of a result; None for a step that sliders move.
     """
-    config, runs = shown.config, table.told(log)
-    here = Question(shown.workload.name, config, shown.device).relatives
-    own = [run.number for run in log.own if Question.of(run.result).relatives == here]
+    config, default = shown.config, StepConfig()
     fixed = [
         (control.label, control.in_words(getattr(config, field)))
         for field, control in CONTROLS.items()
-        if field not in catalog.SLIDERS and getattr(config, field) != getattr(StepConfig(), field)
+        if field != "precision"
+        and (
+            told if field in catalog.SLIDERS else getattr(config, field) != getattr(default, field)
+        )
     ]
+    what = "one result" if told else "a recorded step, computed in this page"
     return {
-        "workload": shown.workload.name,
+        "format": FORMAT,
+        "version": VERSION,
+        "workload": shown.workload_name,
         "device": shown.device,
+        "where": shown.where,
         "usableBytes": shown.usable_bytes,
         "limit": shown.limit,
         "setting": state.on_sliders(config),
         "controls": [{**catalog.control(f, "slider"), "tooltip": ""} for f in catalog.SLIDERS],
-        "fixed": [("Number format", number_format), *(f for f in fixed if f[0] != "Precision")],
+        "fixed": [("Number format", number_format), *fixed],
         "divided": shown.divided,
         "code": shown.code,
-        "made": f"made by memlab {__version__}",
+        "made": f"made by memlab {__version__}: {what}; no kernel runs",
         "steps": list(steps),
         "runs": runs if runs["rows"] else None,
-        "comparable": own,
+        "comparable": list(comparable),
+        "told": told,
     }
+
+
+def comparable(log: RunLog, shown: SavedStep) -> list[int]:
+    """Return which runs of this panel the recorded steps of a page tell of."""
+    here = Question(shown.workload_name, shown.config, shown.device).relatives
+    return [run.number for run in log.own if Question.of(run.result).relatives == here]
 
 
 def files_of(workload: Workload, predictions: Sequence[Prediction]) -> list[str]:
@@ -173,15 +196,16 @@ def divided_words(workload: Workload) -> str:
     return state.divided_words(inspect_workload(workload), accumulation_effect(workload))
 
 
-def as_document(payload: dict[str, Any], still: str) -> str:
+def as_document(payload: dict[str, Any], still: str, *, keeps_link: bool = True) -> str:
     """Return a whole HTML file, which asks no other host for anything.
 
     Args:
         payload: of `payload_of`.
         still: the answer in words, for where no script runs.
+        keeps_link: whether the address of the page holds the settings.
     """
     title = html.escape(f"{payload['workload']} on {payload['device']}: memory of a step")
-    body = _mounted("step", f"<p>{html.escape(still)}</p>", payload, keeps_link=True)
+    body = mounted("step", f"<p>{html.escape(still)}</p>", payload, keeps_link=keeps_link)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -190,15 +214,21 @@ def as_document(payload: dict[str, Any], still: str) -> str:
     )
 
 
-def _mounted(name: str, still: str, payload: dict[str, Any], *, keeps_link: bool) -> str:
+def mounted(
+    name: str,
+    still: str,
+    payload: dict[str, Any],
+    *,
+    kind: str = "ml-still",
+    keeps_link: bool = False,
+) -> str:
     """Return an element and the script that shows a step in it.
-
-    In a notebook the script leaves it to a panel beside it that lives.
 
     Args:
         name: of the element.
         still: what it holds where no script runs, as HTML.
         payload: of `payload_of`.
+        kind: its class; "ml-still" leaves it to a panel that lives in the same cell.
         keeps_link: whether the address of the page holds the settings.
     """
     data = json.dumps(payload, separators=(",", ":")).replace("<", "\\u003c")
@@ -210,11 +240,12 @@ def _mounted(name: str, still: str, payload: dict[str, Any], *, keeps_link: bool
     )
     return (
         f"<style>{(PAGE / 'page.css').read_text('utf-8')}</style>"
-        f'<div id="{name}" class="ml-still">{still}</div>'
+        f'<div id="{name}" class="{kind}">{still}</div>'
         f'<script type="module">\n{script}\n'
         # a notebook that is shown twice, or copied, has the element twice
         f"for (const root of document.querySelectorAll('#{name}:not([data-lives])')) {{\n"
-        "  if (root.closest('.jp-OutputArea')?.querySelector('.ml-live')) continue;\n"
+        "  const cell = root.matches('.ml-still') && root.closest('.jp-OutputArea');\n"
+        "  if (cell && cell.querySelector('.ml-live')) continue;\n"
         "  root.dataset.lives = '';\n"
         f"  mount(root, {data}, {link})\n"
         "    .catch((error) => root.append(error.message));\n"
@@ -298,42 +329,59 @@ class Still:
         result = self._result
         if result is None:
             return f'<div class="ml-still"><p>{html.escape(EMPTY)}</p></div>'
-        where = "predicted for" if result.source is Source.PREDICTED else "on"
-        title = f"{result.workload_name}, {where} {result.device}: {describe(result)}"
-        said = f"<p><b>{html.escape(title)}</b></p><p>{html.escape(result.message)}</p>"
-        still = f"{said}{self._picture(result)}{_plain_table(table.told(self._log))}"
+        runs = table.told(self._log)
+        compared = self._log.compared_run
+        beside = None if compared is None or compared.result is result else compared
+        still = still_of(result, self._asked.limit, runs, beside)
         steps = self._page.step_files()
         if not steps:
             return f'<div class="ml-still">{still}</div>'
+        device = choices.name_of(self._asked.device)
         shown = SavedStep(
-            workload=self._asked.workload,
-            device=choices.name_of(self._asked.device),
+            workload_name=self._asked.workload.name,
+            device=device,
+            where=f"on {device}",
             config=self._asked.config,
             limit=self._asked.limit_text,
             usable_bytes=self._asked.capacity,
             divided=self._page.divided,
             code=self._asked.source(),
         )
-        payload = payload_of(shown, steps, result.number_format, self._log)
-        return _mounted(self._name, still, payload, keeps_link=False)
-
-    def _picture(self, result: StepResult) -> str:
-        if result.timeline is None or not len(result.timeline):
-            return ""
-        compared = self._log.compared_run
-        beside = None if compared is None or compared.result is result else compared
-        figure = plots.timeline(
-            result,
-            limit_bytes=self._asked.limit,
-            size=PICTURE_SIZE,
-            compare=beside.result if beside else None,
-            compare_label=beside.label if beside else "",
+        payload = payload_of(
+            shown, steps, result.number_format, runs, comparable=comparable(self._log, shown)
         )
-        picture = base64.b64encode(plots.to_png(figure)).decode()
-        return f'<img alt="{html.escape(str(result))}" src="data:image/png;base64,{picture}">'
+        return mounted(self._name, still, payload)
 
 
-def _plain_table(runs: Mapping[str, Any]) -> str:
+def still_of(
+    result: StepResult, limit_bytes: int | None, runs: Mapping[str, Any], beside: Run | None = None
+) -> str:
+    """Return a result in words, as a picture, and the table of runs, as HTML without scripts.
+
+    Args:
+        result: of the step; it may have no timeline, and then there is no picture.
+        limit_bytes: that the picture shows.
+        runs: the table of runs, as `table.told` returns it.
+        beside: a run that the picture compares it with.
+    """
+    where = "predicted for" if result.source is Source.PREDICTED else "on"
+    title = f"{result.workload_name}, {where} {result.device}: {describe(result)}"
+    said = f"<p><b>{html.escape(title)}</b></p><p>{html.escape(result.message)}</p>"
+    if result.timeline is None or not len(result.timeline):
+        return f"{said}{plain_table(runs)}"
+    figure = plots.timeline(
+        result,
+        limit_bytes=limit_bytes,
+        size=PICTURE_SIZE,
+        compare=beside.result if beside else None,
+        compare_label=beside.label if beside else "",
+    )
+    picture = base64.b64encode(plots.to_png(figure)).decode()
+    image = f'<img alt="{html.escape(str(result))}" src="data:image/png;base64,{picture}">'
+    return f"{said}{image}{plain_table(runs)}"
+
+
+def plain_table(runs: Mapping[str, Any]) -> str:
     """Return the table of runs as HTML without style; "" without a run."""
     heads = [column["name"] for column in runs["columns"]]
     rows = [

@@ -38,7 +38,7 @@ function stepOf([weights, first, second], seconds) {
       ...{ microBatch: new Int32Array(3), operator: Int32Array.from([0, 1, 2]) },
     },
     trace: { block: Int32Array.from([0, 1, 2]), bytes: Float64Array.from(bytes) },
-    ...{ firstEvent: 0, peakBytes: total[2], seconds },
+    ...{ how: "predicted", firstEvent: 0, peakBytes: total[2], seconds },
   };
   return /** @type {any} */ ({ step, found });
 }
@@ -75,7 +75,6 @@ const words = (found, others = {}) =>
       about: "batch 8",
       found,
       measured: null,
-      ran: null,
       isOfModel: true,
       ...others,
     },
@@ -102,7 +101,7 @@ test("two pictures have one scale, whichever is drawn first and whatever each wa
     const groups = timeline.held.map((/** @type {any} */ held, /** @type {number} */ at) => ({
       ...{ name: `${at}`, label: "", colour: "#000000", pattern: "", held },
     }));
-    const lines = { before: null, measured: null, compared: null, limitBytes: 700 * MIB };
+    const lines = { before: null, measured: null, limitBytes: 700 * MIB };
     const scene = { timeline, groups, ...lines, scale, dimmed: "", describe: () => 0, label: "" };
     return arranged(/** @type {any} */ (scene), size, [0, 1], { top, places: new Map() });
   };
@@ -122,12 +121,20 @@ test("two pictures have one scale, whichever is drawn first and whatever each wa
 test("another model has no modules in common, and what was not measured is not called so", () => {
   const other = words(before, { isOfModel: false });
   assert.doesNotMatch(other.text, /layers/);
-  const ran = { bytes: 610 * MIB, seconds: 0.21 };
-  assert.doesNotMatch(words(before, { ran }).text, /Measured/);
-  const compared = { ...{ name: "run 1", about: "batch 8", found: before, ran }, measured: null };
-  const now = { bytes: 270 * MIB, seconds: null };
-  const both = differenceWords({ ...compared, isOfModel: true }, after, now, 10).text;
+  const held = (/** @type {number} */ mib, /** @type {number | null} */ seconds) =>
+    /** @type {any} */ ({ how: "measured", peakBytes: mib * MIB, seconds });
+  const measured = held(610, 0.21);
+  assert.doesNotMatch(words(before, { measured }).text, /Measured/);
+  const compared = { name: "run 1", about: "batch 8", found: before, measured, isOfModel: true };
+  const both = differenceWords(compared, after, held(270, null), 10).text;
   assert.match(both, /Measured: 610 MiB in 210 ms a step before, 270 MiB now\.$/);
+});
+
+test("a run without a recording is compared as it was measured, and that is said", () => {
+  const ran = { ...before, step: null, found: { ...before.found, how: "measured", trace: null } };
+  const { title, text } = words(ran);
+  assert.equal(title, "Peak 340 MiB lower: 600 MiB measured before, 260 MiB predicted now.");
+  assert.doesNotMatch(text, /layers/);
 });
 
 test("what is on the sliders is said as the kernel says it of a run", () => {

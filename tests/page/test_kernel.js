@@ -1,6 +1,7 @@
 /** The kernel's side of a panel, played by a fake model: what is asked of it, and when. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { resultFile } from "./files.js";
 import { Kernel } from "../../memlab/_panel/page/kernel.js";
 
 const FIELDS = { workload: "gpt", batch_size: 8, accumulation_steps: 1, memory_budget: 1 };
@@ -41,14 +42,14 @@ function modelOf(traits = {}) {
 test("a page begins with what the traits say, and asks once for what it lacks", () => {
   const rows = [
     { number: 2, isCompared: true, isPredicted: false },
-    { number: 3, isCompared: true, isPredicted: true },
+    { number: 3, isCompared: true, isPredicted: true }, // a kept prediction
   ];
   const model = modelOf({ runs: { rows } });
   const kernel = new Kernel(model, el);
   assert.deepEqual(kernel.store.state.fields, FIELDS);
   assert.ok(kernel.isCurrent);
   assert.deepEqual(model.sent, [
-    { type: "need", steps: [4, 5], runs: [2], csv: false },
+    { type: "need", steps: [4, 5], runs: [2, 3], csv: false },
     { type: "open", by: kernel.id, panes: [], begins: true },
   ]);
   model.set("answer", { ...model.state.answer, run: 2, steps: [4, 5, 6] });
@@ -173,21 +174,30 @@ test("the recordings of a compared run are asked for, and are those of that run 
   kernel.close();
 });
 
-test("measured lines come as bytes, which need not be aligned", async () => {
+test("what a run held comes as a file, and stays while the limit moves", async () => {
   const model = modelOf();
   const kernel = new Kernel(model, el);
-  const bytes = new Uint8Array(3 + 16);
-  bytes.set(new Uint8Array(Float64Array.from([1.5, 2 ** 40]).buffer), 3);
-  const views = [new DataView(bytes.buffer, 3), new Uint8Array([2, 3]), new Int32Array([0, 1])];
-  model.fire(
-    "msg:custom",
-    { type: "run", number: 7 },
-    views.map((view) => new DataView(view.buffer, view.byteOffset, view.byteLength)),
-  );
-  model.fire("msg:custom", { type: "run", number: 8 }, []);
-  assert.deepEqual([...(kernel.measured(7)?.total ?? [])], [1.5, 2 ** 40]);
-  assert.deepEqual([...(kernel.measured(7)?.microBatch ?? [])], [0, 1]);
-  assert.equal(kernel.measured(8), null);
+  const { fields } = kernel.store.state;
+  model.set("answer", { ...model.state.answer, run: 7 });
+  const files = { 7: resultFile({ parameters: [1, 2 ** 40 - 1] }), 8: resultFile({}) };
+  for (const [id, file] of Object.entries(files)) {
+    const bytes = new Uint8Array([0, 0, 0, ...file]); // in a message they need not be aligned
+    model.fire("msg:custom", { type: "run", id: Number(id) }, [new DataView(bytes.buffer, 3)]);
+  }
+  while (!kernel.lines.has(8)) await new Promise((done) => setTimeout(done));
+  const held = kernel.measured(7);
+  assert.deepEqual([...(held?.timeline.total ?? [])], [1, 2 ** 40]);
+  assert.deepEqual([...(held?.timeline.microBatch ?? [])], [0, 0]);
+  assert.equal(kernel.measured(8), null, "it failed before it held anything");
+
+  assert.equal(kernel.ran(fields), held);
+  kernel.store.move({ memory_limit: "2 GiB" });
+  assert.ok(!kernel.isCurrent);
+  assert.equal(kernel.ran(kernel.store.state.fields), held);
+  kernel.store.move({ batch_size: 64 });
+  assert.equal(kernel.ran(kernel.store.state.fields), null, "another step");
+  model.set("answer", { ...model.state.answer, run: null });
+  assert.equal(kernel.ran(fields), null, "the kernel says that it was not run");
   kernel.close();
 });
 

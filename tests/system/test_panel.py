@@ -155,7 +155,7 @@ def test_set_refuses_what_cannot_be_and_changes_nothing(panel, fields, said):
 
 def test_a_panel_needs_a_workload():
     with pytest.raises(MemlabError, match="is not a Workload"):
-        memlab.panel("gpt-small")
+        memlab.panel(3)
 
 
 def test_the_code_measures_what_is_on_screen(panel):

@@ -5,21 +5,18 @@
  * @typedef {import("./runs_order.js").RunRow} RunRow
  * @typedef {import("./screen.js").Found} Found
  * @typedef {import("./screen.js").Screen} Screen
- * @typedef {import("./measured.js").Measured} Measured
- * @typedef {{bytes: number, seconds: number | null}} Ran what was measured
+ * @typedef {import("./estimate.js").Estimate} Estimate
  *
  * @typedef {object} Compared
  * @property {string} name
  * @property {string} about its settings, in words
- * @property {Found | null} found what can be drawn of it; null if no recorded step tells of it
- * @property {Measured | null} measured
- * @property {Ran | null} ran
+ * @property {Found} found what is drawn of it
+ * @property {Estimate | null} measured what it held, if that was measured
  * @property {boolean} isOfModel whether it is of the workload on screen
  */
 
 import { bestEstimate } from "./estimate.js";
 import { BlockModules } from "./modules.js";
-import { highest } from "./numbers.js";
 import { CATEGORIES } from "./recorded_step.js";
 import { useMemo } from "./vendor/preact.js";
 import { formatBytes, formatSeconds } from "./words.js";
@@ -30,8 +27,9 @@ const LAST_MOVE = "before the last move";
 const LEAST_SHARE = 0.05; // of the largest difference; a smaller one is not told
 const MOST_TOLD = 4;
 
-/** What can be chosen, and what is. @param {Source} source */
+/** What can be chosen, and what is: nothing where nothing moves. @param {Source} source */
 export function choicesOf(source) {
+  if (!source.catalog.controls.length) return { choices: [], value: NOTHING };
   const { isLive, runs, store } = source;
   const rows = (runs?.rows ?? []).filter((row) => row.peakBytes);
   const known = rows.filter((row) => isLive || source.stepsOf(row).length).reverse();
@@ -58,7 +56,7 @@ export function useCompared(source, { before }) {
   const { isWithBefore } = store.state;
   const row = runs?.rows.find(({ isCompared }) => isCompared);
   const steps = row ? source.stepsOf(row) : null;
-  const measured = row && !row.isPredicted ? source.measured(row.number) : null;
+  const held = row ? source.measured(row.number) : null;
   const isOfModel = isWithBefore
     ? (store.before?.workload ?? store.state.fields.workload) === store.state.fields.workload
     : row?.workload === workload;
@@ -66,26 +64,25 @@ export function useCompared(source, { before }) {
     if (isWithBefore) {
       if (!before) return null;
       const about = settingWords(before.found.setting);
-      return { name: LAST_MOVE, about, found: before, measured: null, ran: null, isOfModel };
+      return { name: LAST_MOVE, about, found: before, measured: null, isOfModel };
     }
     if (!row || !steps) return null;
-    const found = bestEstimate(steps, row.setting);
-    if (!found && row.number === run) return null; // it is on screen
+    const predicted = bestEstimate(steps, row.setting);
+    if (!predicted && row.number === run) return null; // it is on screen
+    const found = predicted ?? (held?.timeline.total.length ? { step: null, found: held } : null);
+    if (!found) return null;
+    const measured = row.isPredicted ? null : held;
+    const { how } = found.found;
+    const isSaid = how !== "predicted" || (!measured && !row.isPredicted);
     const about = [
       !isOfModel && row.workload,
       row.settings,
       row.device !== device && `on ${row.device}`,
-      found && !measured && !row.isPredicted && "as predicted",
-      found && found.found.how !== "predicted" && found.found.how,
+      isSaid && how,
     ];
-    const known = { name: row.label, about: about.filter(Boolean).join(", "), found, isOfModel };
-    return { ...known, measured, ran: ranOf(measured, row) };
-  }, [isWithBefore, before, row?.number, row?.label, steps, measured, run, device, isOfModel]);
+    return { name: row.label, about: about.filter(Boolean).join(", "), found, measured, isOfModel };
+  }, [isWithBefore, before, row?.number, row?.label, steps, held, run, device, isOfModel]);
 }
-
-/** @param {{total: Float64Array} | null} measured @param {RunRow | undefined} row @returns {Ran | null} */
-export const ranOf = (measured, row) =>
-  measured && { bytes: highest(measured.total), seconds: row?.seconds ?? null };
 
 /** What is on the sliders, as the kernel words it of a run. @param {import("./estimate.js").Setting} setting */
 export function settingWords({ batchSize, accumulationSteps, memoryBudget }) {
@@ -110,7 +107,7 @@ export function settingWords({ batchSize, accumulationSteps, memoryBudget }) {
 export function differenceOf(before, after, mostGroups) {
   const [then, now] = [before, after].map(({ step, found }) => {
     const peak = Math.max(found.timeline.total.indexOf(found.peakBytes), 0);
-    return { found, peak, modules: found.trace && BlockModules.of(step) };
+    return { found, peak, modules: step && found.trace && BlockModules.of(step) };
   });
   const categories = CATEGORIES.map((name, at) => ({
     name: name.replace("_", " "),
@@ -140,15 +137,17 @@ const sorted = (differences) =>
 /**
  * The difference of two peaks in words.
  *
- * @param {Compared & {found: Found}} before
+ * @param {Compared} before
  * @param {Found} after
- * @param {Ran | null} ran of what is on screen
+ * @param {Estimate | null} ran what the step on screen held, if that was measured
  * @param {number} mostGroups of modules
  */
 export function differenceWords(before, after, ran, mostGroups) {
   const { bytes, categories, modules } = differenceOf(before.found, after, mostGroups);
   const [then, now] = [before.found.found, after.found];
-  const both = `${formatBytes(then.peakBytes)} before, ${formatBytes(now.peakBytes)} now`;
+  const kinds = then.how === now.how ? ["", ""] : [then, now].map(({ how }) => ` ${how}`);
+  const [was, is] = [then, now].map(({ peakBytes }, at) => formatBytes(peakBytes) + kinds[at]);
+  const both = `${was} before, ${is} now`;
   const title = bytes
     ? `Peak ${formatBytes(Math.abs(bytes))} ${bytes < 0 ? "lower" : "higher"}: ${both}.`
     : `The same peak: ${formatBytes(now.peakBytes)}.`;
@@ -161,19 +160,19 @@ export function differenceWords(before, after, ran, mostGroups) {
     const name = module.name === "*" ? "its layers" : module.name || "the model itself";
     said.push(`The largest part in ${name}: ${more({ ...module, name: "" })}.`);
   }
-  if (before.ran && ran) {
-    const [was, is] = [before.ran, ran].map(ranWords);
-    said.push(`Measured: ${was} before, ${is} now.`);
+  if (before.measured && ran) {
+    const [first, last] = [before.measured, ran].map(ranWords);
+    said.push(`Measured: ${first} before, ${last} now.`);
   } else if (then.seconds && now.seconds) {
-    const [was, is] = [then.seconds, now.seconds].map(formatSeconds);
-    said.push(`A step takes ${was} before, ${is} now, by prediction.`);
+    const [first, last] = [then, now].map(({ seconds }) => formatSeconds(seconds ?? 0));
+    said.push(`A step takes ${first} before, ${last} now, by prediction.`);
   }
   return { title, text: said.join(" ") };
 }
 
-/** @param {Ran} ran */
-const ranWords = ({ bytes, seconds }) =>
-  `${formatBytes(bytes)}${seconds ? ` in ${formatSeconds(seconds)} a step` : ""}`;
+/** @param {Estimate} held */
+const ranWords = ({ peakBytes, seconds }) =>
+  `${formatBytes(peakBytes)}${seconds ? ` in ${formatSeconds(seconds)} a step` : ""}`;
 
 /** @param {Difference} difference */
 const more = ({ name, bytes }) =>

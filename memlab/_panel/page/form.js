@@ -172,5 +172,5 @@ const Fixed = ({ rows }) =>
           <dd>${value}</dd>
         </div>`,
     )}
-    <p class="ml-quiet">These are as they were recorded; a notebook with memlab changes them.</p>
+    <p class="ml-quiet">These are fixed here; memlab.panel(workload) in a notebook moves them.</p>
   </dl>`;

@@ -4,7 +4,7 @@
  * a tab that is opened again has all.
  *
  * @typedef {import("./store.js").Fields} Fields
- * @typedef {import("./measured.js").Measured} Measured
+ * @typedef {import("./estimate.js").Estimate} Estimate
  * @typedef {import("./controls.js").Line} Line
  * @typedef {import("./verdict.js").Verdict} Verdict
  *
@@ -45,6 +45,7 @@
  * @property {number[]} steps
  * @property {boolean} exact
  * @property {string} device
+ * @property {string} [where] on what, in words; of a page without a kernel
  * @property {number | null} limitBytes
  * @property {number | null} usableBytes
  * @property {string} usableWords
@@ -89,16 +90,18 @@
  * @property {(fields: Fields) => RecordedStep[]} stepsFor recordings that settings can be computed from
  * @property {(row: import("./runs_order.js").RunRow) => RecordedStep[]} stepsOf recordings that a run
  *     can be computed from; of those that are not compared a kernel tells of none
- * @property {(run: number) => Measured | null} measured
+ * @property {(run: number) => Estimate | null} measured what a run held
+ * @property {(fields: Fields) => Estimate | null} ran what the run of these settings held
  * @property {(listener: () => void) => () => void} subscribe
  * @property {(message: Record<string, any>) => void} tell
  * @property {(save: (text: string) => void) => void} askCsv
  * @property {import("./screen.js").Found | null} [first] what is shown before anything else is known
  */
 
+import { heldBy } from "./measured.js";
 import { Moves, Outbox } from "./moves.js";
 import { RecordedStep } from "./recorded_step.js";
-import { familyKey, textOf } from "./settings.js";
+import { familyKey, stepKey, textOf } from "./settings.js";
 import { readStepFile } from "./step_file.js";
 import { AT_FIRST, Store } from "./store.js";
 
@@ -123,11 +126,13 @@ export class Kernel {
   trouble = "";
   /** Recordings by their number. @type {Map<number, RecordedStep>} */
   recorded = new Map();
-  /** Measured lines by run; null if a run has none. @type {Map<number, Measured | null>} */
+  /** What runs held; null if it was not measured. @type {Map<number, Estimate | null>} */
   lines = new Map();
+  /** The run of some settings. @type {Map<string, number>} */
+  runOf = new Map();
   /** When each file was asked for. @type {Map<string, number>} */
   wanted = new Map();
-  /** The settings of each move, as text. @type {Map<string, {all: string, family: string}>} */
+  /** The settings of each move, as text. @type {Map<string, {all: string, family: string, step: string}>} */
   known = new Map();
   /** Numbers of recordings by what estimates take as given. @type {Map<string, number[]>} */
   families = new Map();
@@ -224,6 +229,11 @@ export class Kernel {
     return this.lines.get(run) ?? null;
   }
 
+  /** @param {Fields} fields */
+  ran(fields) {
+    return this.measured(this.runOf.get(stepKey(fields)) ?? -1);
+  }
+
   /** @param {() => void} listener */
   subscribe(listener) {
     this.listeners.add(listener);
@@ -292,11 +302,14 @@ export class Kernel {
     const settings = this.known.get(`${answer.by}:${answer.move}`);
     if (settings && answer.family !== null) put(this.families, settings.family, answer.steps);
     else if (settings) this.families.delete(settings.family);
+    if (settings && answer.run !== null) put(this.runOf, settings.step, answer.run);
+    else if (settings) this.runOf.delete(settings.step);
   }
 
   /** @param {string} by @param {number} move @param {Fields} fields */
   remember(by, move, fields) {
-    put(this.known, `${by}:${move}`, { all: textOf(fields), family: familyKey(fields) });
+    const [all, family, step] = [textOf(fields), familyKey(fields), stepKey(fields)];
+    put(this.known, `${by}:${move}`, { all, family, step });
   }
 
   /** Asks for recordings and measured lines that are not here. */
@@ -310,7 +323,7 @@ export class Kernel {
     const { run, compared: other } = this.answer;
     const steps = [...new Set([...this.answer.steps, ...(other?.steps ?? [])])];
     const rows = this.runs?.rows ?? [];
-    const compared = rows.filter((/** @type {any} */ row) => row.isCompared && !row.isPredicted);
+    const compared = rows.filter((/** @type {any} */ row) => row.isCompared);
     const numbers = [run, ...compared.map((/** @type {any} */ row) => row.number)];
     const lacking = {
       steps: steps.filter(
@@ -325,15 +338,16 @@ export class Kernel {
 
   /** @param {any} content @param {DataView[]} buffers */
   async hear(content, buffers) {
-    if (content.type === "step" && !this.recorded.has(content.id)) {
+    if (content.type === "step" || content.type === "run") {
       try {
         const file = await readStepFile(bytesOf(buffers[0]));
-        put(this.recorded, content.id, new RecordedStep(file), MOST_RECORDED);
+        const { id } = content;
+        if (content.type === "run") put(this.lines, id, heldBy(file), MOST_RECORDED);
+        else if (!this.recorded.has(id))
+          put(this.recorded, id, new RecordedStep(file), MOST_RECORDED);
       } catch (error) {
         console.error("memlab:", error); // the picture stays dimmed
       }
-    } else if (content.type === "run") {
-      put(this.lines, content.number, measuredOf(buffers), MOST_RECORDED);
     } else if (content.type === "views" && content.by !== this.id && this.opened.length) {
       this.tell({ type: "open", by: this.id, panes: this.opened });
     } else if (content.type === "csv") {
@@ -370,14 +384,3 @@ const bytesOf = (buffer) =>
   buffer instanceof ArrayBuffer
     ? new Uint8Array(buffer)
     : new Uint8Array(buffer.buffer, buffer.byteOffset, buffer.byteLength);
-
-/** @param {DataView[]} buffers @returns {Measured | null} */
-function measuredOf(buffers) {
-  if (buffers.length < 3) return null;
-  const [total, phase, microBatch] = buffers.map((buffer) => bytesOf(buffer).slice().buffer);
-  return {
-    total: new Float64Array(total),
-    phase: new Uint8Array(phase),
-    microBatch: new Int32Array(microBatch),
-  };
-}

@@ -13,15 +13,8 @@
 
 import { CATEGORY_STYLES, inkOn, moduleColour } from "./colours.js";
 import { Choice, Select } from "./controls.js";
-import {
-  choicesOf,
-  compare,
-  differenceWords,
-  ranOf,
-  settingWords,
-  useCompared,
-} from "./compared.js";
-import { alignedWith, byEvent, instantAlike } from "./measured.js";
+import { choicesOf, compare, differenceWords, settingWords, useCompared } from "./compared.js";
+import { alignedWith, instantAlike } from "./measured.js";
 import { BlockModules, isWithin, patternOf } from "./modules.js";
 import { highest } from "./numbers.js";
 import { CATEGORIES, PHASES } from "./recorded_step.js";
@@ -36,22 +29,29 @@ const LEVELS = 5;
 const WIDEST_MAP = 1900;
 const LEAST_TARGET = 26; // pixels
 const MIXED = "#b9b9bf"; // modules of several groups
-const NO_MODULES =
-  "an estimate from another number of micro-batches or another budget does not know the modules";
+const NO_MODULES = {
+  estimate:
+    "an estimate from another number of micro-batches or another budget does not know the modules",
+  result: "of this step the memory is known by kind, not by module",
+};
+const NO_TIMELINE = "the memory of this step is not known instant by instant";
+/** @type {Record<string, string>} */
+const LABELS = { measured: "Measured memory", recorded: "Recorded memory" };
 
 /** @param {{source: Source, screen: Screen}} props */
 export function Picture({ source, screen }) {
-  if (screen.shown) return html`<${Timeline} ...${{ source, screen, ...screen.shown }} />`;
+  if (screen.shown?.found.timeline.total.length)
+    return html`<${Timeline} ...${{ source, screen, ...screen.shown }} />`;
   return html`<section class="ml-picture" aria-label="Memory over the step">
     <div class="ml-picture-tools">Memory</div>
     <div class="ml-one">
-      <div class="ml-chart ml-nothing"><p>${screen.why}</p></div>
+      <div class="ml-chart ml-nothing"><p>${screen.why || NO_TIMELINE}</p></div>
     </div>
   </section>`;
 }
 
 /**
- * @param {{source: Source, screen: Screen, step: Step, found: Estimate}} props
+ * @param {{source: Source, screen: Screen, step: Step | null, found: Estimate}} props
  */
 function Timeline({ source, screen, step, found }) {
   const { store } = source;
@@ -59,20 +59,20 @@ function Timeline({ source, screen, step, found }) {
   const { view: wanted, instant, module } = store.state;
   const [now, then] = [useRef(NO_CHART), useRef(NO_CHART)];
   const compared = useCompared(source, screen);
-  const other = compared?.found ?? null; // without a recorded step it is a line
-  const hasModules = found.trace && (!other || other.found.trace);
+  const other = compared?.found ?? null;
+  const both = other ? [{ step, found }, other] : [{ step, found }];
+  const without = both.find((one) => !one.step || !one.found.trace);
+  const noModules = without && (without.step ? NO_MODULES.estimate : NO_MODULES.result);
   const names = useMemo(
-    () => (found.trace ? BlockModules.of(step).groupNames(found, MOST_GROUPS) : []),
+    () => (step && found.trace ? BlockModules.of(step).groupNames(found, MOST_GROUPS) : []),
     [step, found],
   );
-  const { measured, line } = useLines(source, screen, found, compared);
-  const otherMeasured = useMemo(
-    () => compared?.measured && other && alignedWith(compared.measured, other.found.timeline),
-    [compared, other],
-  );
+  const ran = why ? null : source.ran(store.state.fields);
+  const measured = useLine(ran, found);
+  const otherMeasured = useLine(compared?.measured, other?.found);
   const isMoved = !why && before && before.found !== found;
   const shared = {
-    ...{ view: hasModules ? wanted : "category", limitBytes },
+    ...{ view: noModules ? "category" : wanted, limitBytes },
     scale: useScale(found, other?.found, [
       isMoved && before.found.timeline,
       measured,
@@ -93,7 +93,7 @@ function Timeline({ source, screen, step, found }) {
   );
   const here = reading(step, found, at);
   return html`<section class="ml-picture" aria-label="Memory over the step">
-    <${Tools} ...${{ source, view: shared.view, hasModules }}>
+    <${Tools} ...${{ source, label: LABELS[found.how] ?? "Memory", view: shared.view, noModules }}>
       ${!other && html`<${Save} chart=${now} name="step" />`}
     <//>
     <div class=${`ml-charts${other ? " ml-two" : ""}`}>
@@ -113,53 +113,49 @@ function Timeline({ source, screen, step, found }) {
         key="now"
         ...${{ ...shared, step, found, names, measured, chart: now, dimmed: why }}
         before=${isMoved && !store.state.isWithBefore ? before.found.timeline : null}
-        compared=${line}
         name=${other ? "on screen" : ""}
         about=${settingWords(found.setting)}
         onSelect=${(/** @type {number} */ chosen) => store.look({ instant: chosen })}
         onPoint=${(/** @type {number | null} */ own) => then.current?.follow(toOther(own))}
       />
     </div>
-    ${
-      other &&
-      !why &&
-      html`<${Difference}
-        ...${{ compared: { ...compared, found: other }, step, found, measured }}
-      />`
-    }
+    ${other && !why && html`<${Difference} ...${{ compared, step, found, ran }} />`}
     <p class=${`ml-reading${why ? " ml-past" : ""}`}>
       <b>${instant === null ? "at the peak: " : ""}${here.title}</b> ${here.lines.join(" ")}
     </p>
     ${
-      found.trace
+      step && found.trace
         ? html`<${ModuleMap} ...${{ store, step, found, names, at, module, isPast: why !== "" }} />`
-        : html`<p class="ml-quiet">${NO_MODULES}.</p>`
+        : html`<p class="ml-quiet">${step ? NO_MODULES.estimate : NO_MODULES.result}.</p>`
     }
   </section>`;
 }
 
-/** What stands above the picture. @param {{source: Source, view: string, hasModules: boolean, children: any}} props */
-function Tools({ source, view, hasModules, children }) {
+/** What stands above the picture. @param {{source: Source, label: string, view: string, noModules: string | undefined, children: any}} props */
+function Tools({ source, label, view, noModules, children }) {
   const views = [
     { value: "category", label: "by kind" },
-    { value: "module", label: "by module", refused: hasModules ? "" : NO_MODULES },
+    { value: "module", label: "by module", refused: noModules ?? "" },
   ];
   const { choices, value } = choicesOf(source);
   return html`<div class="ml-picture-tools">
     <${Choice}
       name=${`${source.id}-view`}
-      label="Memory"
+      label=${label}
       choices=${views}
       value=${view}
       onValue=${(/** @type {"category" | "module"} */ chosen) => source.store.look({ view: chosen })}
     />
-    <${Select}
-      label="compare with"
-      about="another run, or the settings before the last move, in a second picture on the same scale"
-      choices=${choices}
-      value=${value}
-      onValue=${(/** @type {number | string} */ chosen) => compare(source, chosen)}
-    />
+    ${
+      choices.length > 0 &&
+      html`<${Select}
+        label="compare with"
+        about="another run, or the settings before the last move, in a second picture on the same scale"
+        choices=${choices}
+        value=${value}
+        onValue=${(/** @type {number | string} */ chosen) => compare(source, chosen)}
+      />`
+    }
     ${children}
   </div>`;
 }
@@ -172,7 +168,7 @@ const NO_CHART = null;
  *
  * @param {object} props
  * @param {{current: TimelineChart | null}} props.chart is set
- * @param {Step} props.step
+ * @param {Step | null} props.step
  * @param {Estimate} props.found
  * @param {string} props.view
  * @param {string[] | null} props.names of the groups of modules; null for its own
@@ -182,13 +178,12 @@ const NO_CHART = null;
  * @param {Scene["scale"]} props.scale
  * @param {Scene["measured"]} props.measured
  * @param {Scene["before"]} [props.before]
- * @param {Scene["compared"]} [props.compared]
  * @param {string} [props.dimmed]
  * @param {(instant: number) => void} props.onSelect
  * @param {(instant: number | null) => void} props.onPoint
  */
 function Chart({ chart, step, found, view, names, name, about, onSelect, onPoint, ...lines }) {
-  const { limitBytes, scale, measured, before = null, compared = null, dimmed = "" } = lines;
+  const { limitBytes, scale, measured, before = null, dimmed = "" } = lines;
   const root = useRef(/** @type {HTMLDivElement | null} */ (null));
   const callbacks = useRef({ onSelect, onPoint });
   callbacks.current = { onSelect, onPoint };
@@ -214,13 +209,12 @@ function Chart({ chart, step, found, view, names, name, about, onSelect, onPoint
         scale,
         before,
         measured,
-        compared,
         dimmed,
       },
       describe: (instant) => reading(step, found, instant),
       label: labelOf(found, limitBytes, name && `${name}: ${about}. `),
     });
-  }, [found, groups, limitBytes, scale, before, measured, compared, dimmed, name, about]);
+  }, [found, groups, limitBytes, scale, before, measured, dimmed, name, about]);
   return html`<div class="ml-one">
     ${
       name &&
@@ -233,12 +227,11 @@ function Chart({ chart, step, found, view, names, name, about, onSelect, onPoint
   </div>`;
 }
 
-/** What makes the difference of two peaks. @param {{source: Source, compared: import("./compared.js").Compared & {found: {step: Step, found: Estimate}}, step: Step, found: Estimate, measured: Timed | null}} props */
-function Difference({ source: { runs, answer }, compared, step, found, measured }) {
-  const row = runs?.rows.find(({ number }) => number === answer.run);
+/** What makes the difference of two peaks. @param {{compared: import("./compared.js").Compared, step: Step | null, found: Estimate, ran: Estimate | null}} props */
+function Difference({ compared, step, found, ran }) {
   const { title, text } = useMemo(
-    () => differenceWords(compared, { step, found }, ranOf(measured, row), MOST_GROUPS),
-    [compared.found, compared.ran, step, found, measured, row],
+    () => differenceWords(compared, { step, found }, ran, MOST_GROUPS),
+    [compared, step, found, ran],
   );
   return html`<p class="ml-difference"><b>${title}</b> ${text}</p>`;
 }
@@ -261,30 +254,17 @@ function useAlike(found, other) {
   }, [found, other]);
 }
 
-/**
- * The measured line of what is on screen, and that of a compared run that has no picture of its own.
- *
- * @param {Source} source
- * @param {Screen} screen
- * @param {Estimate} found
- * @param {import("./compared.js").Compared | null} compared
- */
-function useLines(source, { why }, found, compared) {
-  const { answer, isCurrent } = source;
-  const own = isCurrent && !why && answer.run !== null ? source.measured(answer.run) : null;
-  return {
-    measured: useMemo(() => own && alignedWith(own, found.timeline), [own, found]),
-    line: useMemo(() => {
-      if (!compared?.measured || compared.found) return null;
-      const timeline = alignedWith(compared.measured, found.timeline) ?? byEvent(compared.measured);
-      return { label: compared.name, timeline };
-    }, [compared, found]),
-  };
+/** The measured line over a picture; null if there is none, or if it is the picture. @param {Estimate | null | undefined} ran @param {Estimate | undefined} found */
+function useLine(ran, found) {
+  return useMemo(
+    () => (ran && found && ran !== found ? alignedWith(ran.timeline, found.timeline) : null),
+    [ran, found],
+  );
 }
 
-/** @param {Step} step @param {Estimate} found @param {string} view @param {string[] | null} names of groups */
+/** @param {Step | null} step @param {Estimate} found @param {string} view @param {string[] | null} names of groups */
 function groupsOf(step, found, view, names) {
-  if (view === "module") {
+  if (step && view === "module") {
     const modules = BlockModules.of(step);
     return modules
       .groups(found, names ?? modules.groupNames(found, MOST_GROUPS))
@@ -302,7 +282,7 @@ function groupsOf(step, found, view, names) {
   }));
 }
 
-/** What is allocated at an instant, and where in the step that is. @param {Step} step @param {Estimate} found @param {number} instant */
+/** What is allocated at an instant, and where in the step that is. @param {Step | null} step @param {Estimate} found @param {number} instant */
 export function reading(step, found, instant) {
   const { timeline } = found;
   const phase = PHASES[timeline.phase[instant]];
@@ -323,9 +303,13 @@ export function reading(step, found, instant) {
   };
 }
 
-/** @param {Step} step @param {Estimate} found @param {number} instant */
+/** @param {Step | null} step @param {Estimate} found @param {number} instant */
 function placeOf(step, found, instant) {
-  if (!found.trace) return { module: "", operator: "" };
+  if (!step || !found.trace) {
+    const { timeline, peakBytes, peakPlace } = found;
+    const isPeak = instant === timeline.total.indexOf(peakBytes);
+    return (isPeak && peakPlace) || { module: "", operator: "" };
+  }
   const { header, arrays } = step;
   const row = found.trace.row[found.firstEvent + instant];
   const operator = arrays.row_operator[row] - 1;

@@ -18,8 +18,13 @@ import { html, useState } from "./vendor/preact.js";
 export function RunsTable({ source, screen }) {
   const [wanted, want] = useState({ order: ORDERS[0], words: "", withStopped: false });
   const runs = /** @type {Runs} */ (source.runs);
-  const rows = shownRows(runs.rows, wanted);
+  const isOne = !source.isLive && runs.rows.length === 1;
+  const rows = isOne ? runs.rows : shownRows(runs.rows, wanted);
   const hidden = runs.rows.length - rows.length;
+  const table = html`<div class="ml-scroll" tabindex="0" role="group" aria-label="Table of runs">
+    <${Rows} ...${{ source, rows, columns: runs.columns }} />
+  </div>`;
+  if (isOne) return html`<section class="ml-table" aria-label="Runs">${table}</section>`;
   return html`<section class="ml-table" aria-label="Runs">
     <div class="ml-table-tools">
       <b>Runs</b>
@@ -51,9 +56,7 @@ export function RunsTable({ source, screen }) {
     </div>
     ${
       rows.length > 0
-        ? html`<div class="ml-scroll" tabindex="0" role="group" aria-label="Table of runs">
-            <${Rows} ...${{ source, rows, columns: runs.columns }} />
-          </div>`
+        ? table
         : html`<p class="ml-quiet ml-empty">
             ${hidden ? "No run has these words." : "No runs yet: press Run, or Enter in a number box."}
           </p>`

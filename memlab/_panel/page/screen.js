@@ -6,10 +6,10 @@
  * @typedef {import("./recorded_step.js").RecordedStep} Step
  * @typedef {import("./controls.js").Line} Line
  * @typedef {import("./verdict.js").Verdict} Verdict
- * @typedef {{step: Step, found: Estimate}} Found
+ * @typedef {{step: Step | null, found: Estimate}} Found a result of which there is no recording has no step
  *
  * @typedef {object} Screen
- * @property {Found | null} best the page's own estimate of what is set
+ * @property {Found | null} best the page's own estimate of what is set, or else what its run held
  * @property {Found | null} shown the newest estimate, perhaps of other settings
  * @property {Found | null} before of the settings before the last move; the best if none changed the step
  * @property {string} problem why the settings cannot be; "" if they can
@@ -30,7 +30,7 @@ import { countedPeak, fitVerdict } from "./verdict.js";
 import { parseLimit } from "./words.js";
 
 const NEEDS_KERNEL = "not known from this recording: ask memlab in a notebook";
-const NO_PICTURE = "there is no prediction of these settings to draw";
+const NO_PICTURE = "there is no prediction of these settings to draw, and no measured memory";
 const WRONG_NUMBER = "a number is wrong: see the line below it";
 
 /** @param {Source} source @returns {Screen} */
@@ -40,7 +40,11 @@ export function useScreen(source) {
   const steps = source.stepsFor(fields);
   const problem = problemIn(source, steps);
   const text = JSON.stringify(settingOf(fields));
-  const best = useMemo(() => (problem ? null : estimateOf(steps, fields)), [steps, text, problem]);
+  const ran = source.ran(fields);
+  const best = useMemo(
+    () => (problem ? null : (estimateOf(steps, fields) ?? (ran && { step: null, found: ran }))),
+    [steps, text, problem, ran],
+  );
   const was = store.before;
   // a move of the limit leaves the step as it is
   const isOther =
@@ -87,7 +91,7 @@ function estimateOf(steps, fields) {
 function problemIn(source, steps) {
   const setting = settingOf(source.store.state.fields);
   if (!setting) return WRONG_NUMBER;
-  if (!source.isLive && setting.accumulationSteps > MOST_MICRO_BATCHES) {
+  if (steps.length && !source.isLive && setting.accumulationSteps > MOST_MICRO_BATCHES) {
     return `this page computes at most ${MOST_MICRO_BATCHES} micro-batches`;
   }
   return problemOf(setting, steps[0]?.header.data_parallel_size ?? 1);
@@ -95,7 +99,7 @@ function problemIn(source, steps) {
 
 /** Why the picture is not of what is set; "" if it is. @param {Source} source @param {Found | null} best */
 function whyNot({ isLive, isCurrent, answer }, best) {
-  if (!isLive) return best ? "" : NEEDS_KERNEL;
+  if (!isLive) return best ? "" : answer.note || NEEDS_KERNEL;
   if (isCurrent && answer.note) return answer.note;
   if (best) return "";
   if (isCurrent && answer.exact && !answer.steps.length) return NO_PICTURE;
