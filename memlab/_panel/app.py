@@ -155,7 +155,8 @@ class Panel:
         self._runner = Runner(self._asked, self._log, self._page)
         self._fitting = Fitting(self._asked, self._page)
         self._base = BaseEffect(self._asked, self._page)
-        self._still = Still(self._asked, self._page, self._log)
+        self._still = Still(self._asked, self._page, self._log, self._told.still)
+        self._told.saved = self._still.payload
         prewarm()
         self._come_back(workload=workload, device=device, memory_limit=memory_limit, config=config)
         self._page.change_runs()
@@ -332,7 +333,7 @@ class Panel:
             table.told(self._log),
             comparable=comparable(self._log, shown),
         )
-        write(file, as_document(payload, str(first)))
+        write(file, as_document(payload, self._still.of(first)))
         return file
 
     def close(self) -> None:

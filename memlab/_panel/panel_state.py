@@ -5,6 +5,7 @@ runs, which the page asks for by number and gets as bytes. `page/kernel.js` is t
 
     trait       what it holds                                            written
     catalog     what can be chosen: workloads, devices, controls, help   once
+    still       id of what a saved notebook keeps, hidden beside a view  once
     form        what the workload on screen offers, what has no effect   with the settings
     asked       the settings, and which move of which view made them     with the settings
     answer      what is known of them: lines, badge, advice, step files  with the settings, or later
@@ -15,6 +16,7 @@ runs, which the page asks for by number and gets as bytes. `page/kernel.js` is t
 
 import contextlib
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -31,12 +33,16 @@ class PanelState(anywidget.AnyWidget):
 
     Args:
         on_message: called with each message of a page, on any thread.
+
+    Attributes:
+        saved: returns what a page without a kernel is given, or None; see `page/app.js`.
     """
 
     _esm = joined("widget.js")
     _css = (PAGE / "page.css").read_text("utf-8")
 
     catalog = traitlets.Dict().tag(sync=True)
+    still = traitlets.Unicode().tag(sync=True)
     form = traitlets.Dict().tag(sync=True)
     asked = traitlets.Dict().tag(sync=True)
     answer = traitlets.Dict().tag(sync=True)
@@ -45,7 +51,8 @@ class PanelState(anywidget.AnyWidget):
     panes = traitlets.Dict().tag(sync=True)
 
     def __init__(self, on_message: Callable[[Message], None], **values: Any) -> None:
-        super().__init__(**values)
+        super().__init__(still=f"memlab-{uuid.uuid4().hex[:8]}", **values)
+        self.saved: Callable[[], Message | None] = lambda: None
         self._lock = threading.RLock()  # ipywidgets' own holding is for one thread
         self.on_msg(lambda _, content, __: on_message(content))
 
@@ -60,6 +67,13 @@ class PanelState(anywidget.AnyWidget):
         with self._lock:
             for name, value in traits.items():
                 setattr(self, name, value)
+
+    def _get_embed_state(self, drop_defaults: bool = False) -> dict[str, Any]:
+        """Return what `ipywidgets.embed` writes: with the step, for its page has no kernel."""
+        # what anywidget takes for defaults are the script and the style
+        found: dict[str, Any] = super()._get_embed_state(drop_defaults=False)
+        found["state"]["saved"] = self.saved()
+        return found
 
     def send_file(self, kind: str, number: int, file: bytes) -> None:
         """Send the file of a "step" or of a "run"."""

@@ -12,7 +12,6 @@ import html
 import json
 import os
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,11 +200,11 @@ def as_document(payload: dict[str, Any], still: str, *, keeps_link: bool = True)
 
     Args:
         payload: of `payload_of`.
-        still: the answer in words, for where no script runs.
+        still: what is shown where no script runs, as HTML.
         keeps_link: whether the address of the page holds the settings.
     """
     title = html.escape(f"{payload['workload']} on {payload['device']}: memory of a step")
-    body = mounted("step", f"<p>{html.escape(still)}</p>", payload, keeps_link=keeps_link)
+    body = mounted("ml", still, payload, keeps_link=keeps_link)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -214,21 +213,15 @@ def as_document(payload: dict[str, Any], still: str, *, keeps_link: bool = True)
     )
 
 
-def mounted(
-    name: str,
-    still: str,
-    payload: dict[str, Any],
-    *,
-    kind: str = "ml-still",
-    keeps_link: bool = False,
-) -> str:
+def mounted(name: str, still: str, payload: dict[str, Any], *, keeps_link: bool = False) -> str:
     """Return an element and the script that shows a step in it.
 
+    The script leaves it to a panel that lives on the same page and hides it.
+
     Args:
-        name: of the element.
+        name: id of the element, with which those of its parts begin.
         still: what it holds where no script runs, as HTML.
         payload: of `payload_of`.
-        kind: its class; "ml-still" leaves it to a panel that lives in the same cell.
         keeps_link: whether the address of the page holds the settings.
     """
     data = json.dumps(payload, separators=(",", ":")).replace("<", "\\u003c")
@@ -240,12 +233,11 @@ def mounted(
     )
     return (
         f"<style>{(PAGE / 'page.css').read_text('utf-8')}</style>"
-        f'<div id="{name}" class="{kind}">{still}</div>'
+        f'<div id="{name}" class="ml-still">{still}</div>'
         f'<script type="module">\n{script}\n'
         # a notebook that is shown twice, or copied, has the element twice
         f"for (const root of document.querySelectorAll('#{name}:not([data-lives])')) {{\n"
-        "  const cell = root.matches('.ml-still') && root.closest('.jp-OutputArea');\n"
-        "  if (cell && cell.querySelector('.ml-live')) continue;\n"
+        f"  if (document.querySelector('[data-hides={name}]')) continue;\n"
         "  root.dataset.lives = '';\n"
         f"  mount(root, {data}, {link})\n"
         "    .catch((error) => root.append(error.message));\n"
@@ -268,13 +260,13 @@ class Still:
         asked: the settings on screen.
         page: knows what is predicted for them.
         log: of the runs.
+        name: id of the element in it.
     """
 
-    def __init__(self, asked: Asked, page: Page, log: RunLog) -> None:
-        self._asked, self._page, self._log = asked, page, log
+    def __init__(self, asked: Asked, page: Page, log: RunLog, name: str) -> None:
+        self._asked, self._page, self._log, self._name = asked, page, log, name
         self._output: Shown | None = None
         self._shown: object = None  # what it shows, to be compared
-        self._name = f"memlab-{uuid.uuid4().hex[:8]}"
         self._renew = Latest(self._renew_after_rest)
 
     def show(self, plain: Mapping[str, str], display: Callable[[Mapping[str, Any]], Shown]) -> None:
@@ -326,16 +318,23 @@ class Still:
 
     def html(self) -> str:
         """Return the output: the step where scripts run, else a picture, and the table of runs."""
-        result = self._result
-        if result is None:
-            return f'<div class="ml-still"><p>{html.escape(EMPTY)}</p></div>'
-        runs = table.told(self._log)
+        payload, result = self.payload(), self._result
+        still = self.of(result) if result else f"<p>{html.escape(EMPTY)}</p>"
+        if payload is None:
+            return f'<div id="{self._name}" class="ml-still">{still}</div>'
+        return mounted(self._name, still, payload)
+
+    def of(self, result: StepResult) -> str:
+        """Return a result as HTML for where no script runs: in words, a picture, and all runs."""
         compared = self._log.compared_run
         beside = None if compared is None or compared.result is result else compared
-        still = still_of(result, self._asked.limit, runs, beside)
-        steps = self._page.step_files()
-        if not steps:
-            return f'<div class="ml-still">{still}</div>'
+        return still_of(result, self._asked.limit, table.told(self._log), beside)
+
+    def payload(self) -> dict[str, Any] | None:
+        """Return what a page without a kernel is given; None while no step is recorded."""
+        result, steps = self._result, self._page.step_files()
+        if result is None or not steps:
+            return None
         device = choices.name_of(self._asked.device)
         shown = SavedStep(
             workload_name=self._asked.workload.name,
@@ -347,10 +346,13 @@ class Still:
             divided=self._page.divided,
             code=self._asked.source(),
         )
-        payload = payload_of(
-            shown, steps, result.number_format, runs, comparable=comparable(self._log, shown)
+        return payload_of(
+            shown,
+            steps,
+            result.number_format,
+            table.told(self._log),
+            comparable=comparable(self._log, shown),
         )
-        return mounted(self._name, still, payload)
 
 
 def still_of(

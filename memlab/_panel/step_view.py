@@ -70,8 +70,12 @@ class StepView:
             ConfigError: it cannot be written; the message says why.
         """
         file = file_for(path)
-        write(file, as_document(self._payload, str(self.result)))
+        write(file, as_document(self._payload, self._still))
         return file
+
+    @property
+    def _still(self) -> str:
+        return still_of(self.result, self._limit_bytes, self._payload["runs"] or NO_RUNS)
 
     def __repr__(self) -> str:
         """Return one line."""
@@ -79,14 +83,12 @@ class StepView:
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         """Return the page, which is a picture and a table where no script runs."""
-        still = still_of(self.result, self._limit_bytes, self._payload["runs"] or NO_RUNS)
-        name = f"memlab-{uuid.uuid4().hex[:8]}"
-        page = mounted(name, still, self._payload, kind="ml-view")
+        page = mounted(f"memlab-{uuid.uuid4().hex[:8]}", self._still, self._payload)
         return {"text/plain": repr(self), "text/html": page}
 
     def _mime_(self) -> tuple[str, str]:
         """Return a frame for marimo, which runs no script in an output."""
-        page = as_document(self._payload, str(self.result), keeps_link=False)
+        page = as_document(self._payload, self._still, keeps_link=False)
         style = "width: 100%; height: 960px; border: 0"
         return "text/html", f'<iframe style="{style}" srcdoc="{html.escape(page)}"></iframe>'
 

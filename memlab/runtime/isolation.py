@@ -205,6 +205,10 @@ def _converse(
             worker.send(job, check)
             kind, value = _receive(worker, check, tell)
         except Ended as ended:
+            if leaving.is_set():
+                raise Ended(
+                    Outcome.CANCELLED, "stopped, because its kernel or script ended"
+                ) from None
             lane.replace()
             if ended.outcome is not Outcome.CRASHED or worker.doing != TAKING or tried_again:
                 raise
@@ -281,8 +285,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
+leaving = threading.Event()
+
+
 @atexit.register
 def _stop() -> None:
+    leaving.set()
     spare.end()
     for lane in (measuring, predicting):
         if lane.worker is not None:

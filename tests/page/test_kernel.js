@@ -92,6 +92,20 @@ test("what is asked of the settings on screen is asked of those that a hand has 
   }
 });
 
+test("after the end of its kernel a panel still moves, says so and offers no Stop", () => {
+  const model = modelOf();
+  const kernel = new Kernel(model, el);
+  model.set("job", { running: true, byCell: false });
+  model.send = () => {
+    throw new Error("Cannot send"); // as JupyterLab's channels do
+  };
+  kernel.store.move({ batch_size: 16 });
+  assert.equal(kernel.store.state.fields.batch_size, 16);
+  assert.equal(kernel.trouble, "gone");
+  assert.equal(kernel.job.running, false);
+  kernel.close();
+});
+
 test("an old echo changes nothing; what the kernel sets can be undone", () => {
   const model = modelOf();
   const kernel = new Kernel(model, el);

@@ -289,6 +289,27 @@ def test_the_worker_ends_with_its_caller():
     assert not Path(f"/proc/{pid}").exists()
 
 
+def test_a_run_that_the_end_of_its_kernel_stops_has_not_crashed():
+    script = """
+import atexit, threading, time
+found = []
+atexit.register(lambda: (found[0].join(60), print(*found[1:])))  # runs last
+from memlab import StepConfig, measure
+from tests.worker_parts import doing
+started = threading.Event()
+
+def work():
+    result = doing(lambda: time.sleep(600), on_progress=lambda _: started.set())
+    found.append((str(result.outcome), result.message))
+
+found.append(threading.Thread(target=work, daemon=True))
+found[0].start()
+started.wait()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert "('cancelled', 'stopped, because its kernel or script ended')" in done.stdout
+
+
 def test_a_run_inside_a_run_is_refused_rather_than_waited_for():
     said = []
 

@@ -1,6 +1,8 @@
 """The panel without a browser: what code may ask of it, and its threads."""
 
+import sys
 import threading
+import types
 from contextlib import closing
 
 import ipywidgets
@@ -202,6 +204,15 @@ def test_the_saved_notebook_shows_a_picture_beside_the_widget(monkeypatch, nothi
         ):
             assert part in bundle["text/html"]
         assert evil not in bundle["text/html"]
+
+
+def test_on_colab_the_switch_for_widgets_of_others_is_set(monkeypatch, nothing_ahead):
+    set_to = []
+    output = types.ModuleType("google.colab.output")
+    output.enable_custom_widget_manager = lambda: set_to.append(True)
+    monkeypatch.setitem(sys.modules, "google.colab.output", output)
+    with opened():
+        assert set_to == [True]  # by anywidget, once
 
 
 def test_a_closed_panel_leaves_no_widget_of_its_own_and_keeps_its_results():

@@ -58,7 +58,7 @@ def test_a_result_is_shown_with_nothing_to_run(result, monkeypatch):
 
 def test_where_no_script_runs_there_are_words_a_picture_and_a_table(result):
     bundle = memlab.panel(result, memory_limit="32MiB")._repr_mimebundle_()
-    still = re.search(r'class="ml-view">(.*?)</div>', bundle["text/html"], re.S)[1]
+    still = re.search(r'class="ml-still">(.*?)</div>', bundle["text/html"], re.S)[1]
     for part in ("recorded", "data:image/png;base64,iVBOR", "<table", "over 32.0 MiB"):
         assert part in still
     assert bundle["text/plain"].startswith("<memlab view of gpt-small")

@@ -47,7 +47,7 @@ export async function mount(root, payload, link) {
   const files = await Promise.all(payload.steps.map((text) => readStepFile(fromBase64(text))));
   const steps = payload.told ? [] : files.map((file) => new RecordedStep(file));
   const held = payload.told ? heldBy(files[0]) : null;
-  const source = sourceOf(payload, steps, held, link?.hash ?? "");
+  const source = sourceOf(root.id || "ml", payload, steps, held, link?.hash ?? "");
   if (link) source.store.subscribe(() => link.setHash(toLink(source.store.state)));
   root.replaceChildren();
   render(html`<${Panel} source=${source}><${Foot} payload=${payload} /><//>`, root);
@@ -60,8 +60,8 @@ const NO_STEPS = [];
 /** @param {string} text */
 const fromBase64 = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
-/** A saved page as a source: nothing that needs a kernel. @param {Payload} payload @param {Step[]} steps @param {import("./estimate.js").Estimate | null} held by a result @param {string} hash @returns {Source} */
-function sourceOf(payload, steps, held, hash) {
+/** A saved page as a source: nothing that needs a kernel. @param {string} id @param {Payload} payload @param {Step[]} steps @param {import("./estimate.js").Estimate | null} held by a result @param {string} hash @returns {Source} */
+function sourceOf(id, payload, steps, held, hash) {
   const { told } = payload;
   const { batchSize, accumulationSteps, memoryBudget } = payload.setting;
   const fields = {
@@ -80,7 +80,7 @@ function sourceOf(payload, steps, held, hash) {
   const ofResult = told && { ...told, source: "run", note: NOTHING, run: 1 };
   /** @type {Source} */
   const source = {
-    ...{ isLive: false, id: "ml", store, trouble: "", panes: {} },
+    ...{ isLive: false, id, store, trouble: "", panes: {} },
     get isCurrent() {
       return !told || store.state.fields.memory_limit === payload.limit;
     },

@@ -188,7 +188,8 @@ export class Kernel {
     return this.model.get("answer");
   }
   get job() {
-    return this.model.get("job");
+    const job = this.model.get("job");
+    return this.trouble === "gone" ? { ...job, running: false } : job;
   }
   get runs() {
     return this.model.get("runs");
@@ -256,7 +257,11 @@ export class Kernel {
     const takesAll = OF_SETTINGS.includes(message.type);
     if (takesAll) this.outbox.clear();
     const fields = takesAll ? { ...this.stamp(), fields: this.moves.unconfirmed() } : {};
-    this.model.send({ ...message, ...fields });
+    try {
+      this.model.send({ ...message, ...fields });
+    } catch {
+      this.trouble = "gone"; // JupyterLab's channel to a kernel that has ended
+    }
   }
 
   /** Panes that are open here. @type {string[]} */

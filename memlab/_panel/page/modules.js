@@ -67,6 +67,7 @@ export class BlockModules {
   tree(found, instant) {
     /** @type {ModuleBytes} */
     const root = { path: "", name: "the model", bytes: 0, parts: [] };
+    const nodes = new Map([["", root]]);
     const bytes = this.at(found, instant);
     this.paths.forEach((path, index) => {
       if (!bytes[index]) return;
@@ -76,11 +77,9 @@ export class BlockModules {
       const names = path.split(".");
       names.forEach((name, depth) => {
         const here = names.slice(0, depth + 1).join(".");
-        let part = node.parts.find((one) => one.path === here);
-        if (!part) {
-          part = { path: here, name, bytes: 0, parts: [] };
-          node.parts.push(part);
-        }
+        const part = nodes.get(here) ?? { path: here, name, bytes: 0, parts: [] };
+        if (!nodes.has(here)) node.parts.push(part);
+        nodes.set(here, part);
         part.bytes += bytes[index];
         node = part;
       });

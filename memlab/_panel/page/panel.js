@@ -150,12 +150,7 @@ function onKey(event, source, screen, panes) {
     event.stopPropagation();
     if (event.shiftKey) store.redo();
     else store.undo();
-  } else if (
-    event.key === "Enter" &&
-    isLive &&
-    target.closest(".ml-row") &&
-    target.matches(IN_BOX)
-  ) {
+  } else if (event.key === "Enter" && isLive && target.matches(".ml-row input, .ml-main input")) {
     event.preventDefault();
     if (canRun(source, screen)) source.tell({ type: "run" });
   } else if (event.key === "Escape" && isLive) {

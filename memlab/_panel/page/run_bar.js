@@ -45,7 +45,7 @@ export function RunBar({ source, screen }) {
         html`<progress max="1" value=${job.fraction ?? undefined} aria-label="Progress"></progress>
           <span title=${job.text}>${job.text}</span>`
       }
-      ${!job.running && answer.doing && html`<span title=${answer.doing}>${answer.doing}</span>`}
+      ${!job.running && source.trouble !== "gone" && answer.doing && html`<span title=${answer.doing}>${answer.doing}</span>`}
     </div>
     <p
       class=${`ml-status ml-${kind || "open"}${isPast || screen.isPast ? " ml-past" : ""}`}
@@ -61,6 +61,6 @@ export function RunBar({ source, screen }) {
 /** @param {{when: string, text: string}} props */
 const Printed = ({ when, text }) =>
   html`<details class="ml-printed">
-    <summary>what the model printed (${when})</summary>
+    <summary>${when}</summary>
     <pre tabindex="0">${text}</pre>
   </details>`;

@@ -98,8 +98,8 @@ function problemIn(source, steps) {
 }
 
 /** Why the picture is not of what is set; "" if it is. @param {Source} source @param {Found | null} best */
-function whyNot({ isLive, isCurrent, answer }, best) {
-  if (!isLive) return best ? "" : answer.note || NEEDS_KERNEL;
+function whyNot({ isLive, isCurrent, answer, trouble }, best) {
+  if (!isLive || trouble === "gone") return best ? "" : (!isLive && answer.note) || NEEDS_KERNEL;
   if (isCurrent && answer.note) return answer.note;
   if (best) return "";
   if (isCurrent && answer.exact && !answer.steps.length) return NO_PICTURE;

@@ -160,7 +160,7 @@ export class TimelineChart {
     const { signal } = this.stop;
     const sizes = new ResizeObserver(() => this.redraw());
     const themes = new MutationObserver(() => this.changeTheme());
-    const attributeFilter = ["class", "style", "data-theme", "data-jp-theme-name"];
+    const attributeFilter = ["class", "style", "theme", "data-theme", "data-jp-theme-name"];
     sizes.observe(this.root);
     for (const element of [document.documentElement, document.body])
       themes.observe(element, { attributeFilter });

@@ -1,21 +1,37 @@
 /** The panel in a notebook: the front end of an anywidget. */
 
+import { mount } from "./app.js";
 import { Kernel } from "./kernel.js";
 import { Panel } from "./panel.js";
 import { html, render as show } from "./vendor/preact.js";
 
-/** @param {{model: import("./kernel.js").Model, el: HTMLElement}} given @returns {() => void} takes it away again */
-function render({ model, el }) {
-  const kernel = new Kernel(model, el);
+/** @param {{model: import("./kernel.js").Model, el: HTMLElement}} given @returns {Promise<() => void>} takes it away again */
+async function render({ model, el }) {
   const root = document.createElement("div");
   el.append(root);
   const stopFollowing = followScheme(el, root);
-  show(html`<${Panel} source=${kernel} />`, root);
+  const saved = model.get("saved"); // only in what `ipywidgets.embed` writes
+  const close = saved ? await mount(root, saved) : live(model, el, root);
   return () => {
     stopFollowing();
+    close();
+    root.remove();
+  };
+}
+
+/** Shows the panel of a kernel. @param {import("./kernel.js").Model} model @param {HTMLElement} el of the widget @param {HTMLElement} root in it */
+function live(model, el, root) {
+  const kernel = new Kernel(model, el);
+  const still = model.get("still");
+  const hiding = document.createElement("style");
+  hiding.textContent = `#${still}, .jp-OutputArea-child:has(#${still}) { display: none; }`;
+  root.dataset.hides = still;
+  el.append(hiding);
+  show(html`<${Panel} source=${kernel} />`, root);
+  return () => {
     kernel.close();
     show(null, root);
-    root.remove();
+    hiding.remove();
   };
 }
 

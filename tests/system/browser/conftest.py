@@ -151,20 +151,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
 
 
-def _missing() -> str | None:
-    if lab_browser.CHROMIUM is None:
-        return "there is no Chromium on this machine; run: make test-deps"
-    if importlib.util.find_spec("playwright") is None:
-        return "playwright is not installed; run: make test-deps"
-    return None
+def need_installed(package: str) -> None:
+    """Skip the test if a package is not there, or fail it where nothing may be skipped."""
+    if importlib.util.find_spec(package) is None:
+        _lack(f"{package} is not installed")
+
+
+def _lack(what: str) -> None:
+    if os.environ.get("MEMLAB_REQUIRE_BROWSER") == "1":
+        pytest.fail(f"{what}; run: make test-deps")
+    pytest.skip(f"{what}; run: make test-deps")
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    if reason := _missing():
-        if os.environ.get("MEMLAB_REQUIRE_BROWSER") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
+    if lab_browser.CHROMIUM is None:
+        _lack("there is no Chromium on this machine")
+    need_installed("playwright")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -62,12 +62,34 @@ ALL_RUN = """() => { const w = window.jupyterapp.shell.currentWidget;
 
 
 @contextlib.contextmanager
-def jupyter_lab(
-    root: pathlib.Path, cache: pathlib.Path, start_seconds: float = PATIENCE_SECONDS
-) -> Iterator[str]:
+def jupyter_lab(root: pathlib.Path, cache: pathlib.Path) -> Iterator[str]:
     """Serve `root` with settings and data of its own on a free loopback port; yield the address.
 
+    The same server has Notebook 7 below /notebooks and Voila below /voila, if they are installed.
     `cache` is memlab's cache, where the panels of this server keep their past.
+    """
+    command = [
+        *("jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--port={port}"),
+        *("--ServerApp.port_retries=0", "--IdentityProvider.token=", "--ServerApp.password="),
+        *("--ServerApp.disable_check_xsrf=True", "--ServerApp.terminals_enabled=False"),
+        *(f"--ServerApp.root_dir={root}", "--LabApp.extension_manager=readonly"),
+        *("--LabApp.expose_app_in_browser=True", "--JupyterNotebookApp.expose_app_in_browser=True"),
+    ]
+    with server(command, "/api/status", cache) as url:
+        try:
+            yield url
+        finally:
+            shut_down_sessions(url)
+
+
+@contextlib.contextmanager
+def server(command: list[str], status: str, cache: pathlib.Path) -> Iterator[str]:
+    """Run a module of Python that serves on "{port}", and yield its address once it is up.
+
+    Args:
+        command: the module and its arguments.
+        status: path of the address that answers then.
+        cache: memlab's cache for its kernels.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -75,34 +97,23 @@ def jupyter_lab(
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory(prefix="lab-") as folder:
         private = pathlib.Path(folder)
-        with (private / "lab.log").open("w+") as log:
+        with (private / "server.log").open("w+") as log:
             process = subprocess.Popen(
-                _command(root, port),
+                [sys.executable, "-m", *(part.format(port=port) for part in command)],
                 env=_environment(private, cache),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
             try:
-                _wait_until_up(url, process, private / "lab.log", start_seconds)
+                _wait_until_up(url + status, process, private / "server.log")
                 yield url
             finally:
-                shut_down_sessions(url)
                 process.terminate()
                 try:
                     process.wait(10)
                 except subprocess.TimeoutExpired:
                     os.killpg(process.pid, signal.SIGKILL)
-
-
-def _command(root: pathlib.Path, port: int) -> list[str]:
-    return [
-        *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1"),
-        *(f"--port={port}", "--ServerApp.port_retries=0", "--IdentityProvider.token="),
-        *("--ServerApp.password=", "--ServerApp.disable_check_xsrf=True"),
-        *("--ServerApp.terminals_enabled=False", f"--ServerApp.root_dir={root}"),
-        *("--LabApp.expose_app_in_browser=True", "--LabApp.extension_manager=readonly"),
-    ]
 
 
 def _environment(private: pathlib.Path, cache: pathlib.Path) -> dict[str, str]:
@@ -127,15 +138,13 @@ def _environment(private: pathlib.Path, cache: pathlib.Path) -> dict[str, str]:
     return environment
 
 
-def _wait_until_up(
-    url: str, process: "subprocess.Popen[bytes]", log: pathlib.Path, seconds: float
-) -> None:
+def _wait_until_up(url: str, process: "subprocess.Popen[bytes]", log: pathlib.Path) -> None:
     start = time.monotonic()
     while True:
-        if process.poll() is not None or time.monotonic() - start > seconds:
-            raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()[-3000:]}")
+        if process.poll() is not None or time.monotonic() - start > PATIENCE_SECONDS:
+            raise RuntimeError(f"the server did not start:\n{log.read_text()[-3000:]}")
         try:
-            _request(f"{url}/api/status", seconds=10)
+            _request(url, seconds=10)
             return
         except (OSError, urllib.error.URLError):
             time.sleep(0.1)
@@ -154,9 +163,9 @@ def shut_down_sessions(url: str, but: str | None = None) -> None:
                 _request(f"{url}/api/sessions/{session['id']}", "DELETE")
 
 
-def open_notebook(page: Any, url: str, name: str) -> None:
+def open_notebook(page: Any, url: str, name: str, place: str = "lab/tree") -> None:
     """Open a notebook in a fresh workspace and wait for its kernel."""
-    page.goto(f"{url}/lab/tree/{name}?reset", wait_until="domcontentloaded")
+    page.goto(f"{url}/{place}/{name}?reset", wait_until="domcontentloaded")
     page.wait_for_function("() => window.jupyterapp")
     page.evaluate("() => window.jupyterapp.restored.then(() => true)")
     page.wait_for_function(KERNEL_IDLE)

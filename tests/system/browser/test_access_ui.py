@@ -119,10 +119,10 @@ def test_tab_goes_through_the_controls_in_reading_order(page, panel):
     ]  # fmt: skip
 
 
-def focus_by_tab(page, name):
+def focus_by_tab(page, name, key="Tab"):
     """Press Tab until the control of this accessible name has the focus."""
     for _ in range(MOST_TABS):
-        page.keyboard.press("Tab")
+        page.keyboard.press(key)
         if page.evaluate(NAME_OF_FOCUS).split("\n")[0].strip() == name:
             return
     raise AssertionError(f"{name} is not reached by Tab")
@@ -141,6 +141,39 @@ def test_enter_runs_what_was_typed_before_it_and_escape_closes_what_is_open(page
     wait_for(lambda: "The same step in plain PyTorch" in panel.inner_text())
     page.keyboard.press("Escape")
     panel.locator("[data-pane=code]").wait_for(state="detached")
+
+
+def test_a_session_by_keys_from_workload_to_undo(page, panel):
+    settle(panel)
+    panel.get_by_label("Workload").focus()
+    page.keyboard.type("plain-mlp")
+    wait_for(lambda: "plain-mlp: " in panel.inner_text())
+    settle(panel)
+    focus_by_tab(page, "Batch size slider")
+    page.keyboard.press("PageUp")
+    page.keyboard.press("ArrowRight")
+    wait_for(lambda: value(panel, "Batch size") == "48")
+    page.keyboard.press("Enter")  # which runs
+    wait_for(lambda: first_row(panel).get("batch") == "48")
+    wait_for(lambda: button(panel, "Run").is_enabled())
+    page.keyboard.press("Home")
+    page.keyboard.press("End")
+    wait_for(lambda: value(panel, "Batch size") == "1,024")
+    page.keyboard.press("ControlOrMeta+z")
+    wait_for(lambda: value(panel, "Batch size") == "48")
+    focus_by_tab(page, "what holds the peak")
+    page.keyboard.press("Enter")
+    panel.locator("[data-pane=peak]").wait_for()
+    page.keyboard.press("Escape")
+    panel.locator("[data-pane=peak]").wait_for(state="detached")
+    assert page.evaluate(NAME_OF_FOCUS) == "what holds the peak"
+    focus_by_tab(page, "Batch size", "Shift+Tab")
+    page.keyboard.press("ControlOrMeta+a")
+    page.keyboard.type("200000")
+    page.keyboard.press("Enter")
+    wait_for(lambda: button(panel, "Stop").is_enabled())
+    page.keyboard.press("Escape")
+    wait_for(lambda: "stopped" in status(panel))
 
 
 @pytest.mark.slow

@@ -190,8 +190,49 @@ def test_two_pictures_lie_side_by_side_where_there_is_room_else_under_each_other
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.parametrize("policy", ["script-src 'self'", "default-src 'self'"])
+def test_words_remain_where_no_script_may_run(browser, saved, policy):
+    opened = browser.new_page()
+    opened.route(
+        "**/*",
+        lambda route: route.fulfill(
+            path=saved, headers={"Content-Security-Policy": policy, "Content-Type": "text/html"}
+        ),
+    )
+    opened.goto("http://127.0.0.1/step.html")
+    still = opened.locator(".ml-still")
+    assert "plain-mlp, predicted for t4: budget 1, batch 8" in still.inner_text()
+    assert "MiB" in still.inner_text()
+    if policy.startswith("script"):
+        assert opened.locator("img").evaluate("img => img.naturalWidth") > 100
+    opened.close()
+
+
+# where a page's theme is not the system's, and its variables are not of its theme
+VS_CODE = """dark => {
+  document.body.className = dark ? "vscode-dark" : "vscode-light";
+  const labs = { "layout-color0": "white", "ui-font-color1": "#000d", "border-color2": "#e0e0e0" };
+  for (const [name, colour] of Object.entries(labs))
+    document.documentElement.style.setProperty(`--jp-${name}`, colour);
+}"""
+COLAB = "dark => document.documentElement.setAttribute('theme', dark ? 'dark' : 'light')"
+COLOURS = """() => ["backgroundColor", "color", "colorScheme"]
+  .map(name => getComputedStyle(document.querySelector(".ml"))[name])"""
+
+
+@pytest.mark.parametrize("place", [VS_CODE, COLAB])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_it_takes_the_theme_of_vs_code_and_colab(page, place, theme):
+    page.emulate_media(color_scheme=theme)
+    of_theme = page.evaluate(COLOURS)
+    page.emulate_media(color_scheme="light" if theme == "dark" else "dark")
+    page.evaluate(place, theme == "dark")
+    now = page.evaluate(COLOURS)
+    assert now == [*of_theme[:2], theme]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [380, 760, 1366, 1920])
+@pytest.mark.parametrize("width", [380, 683, 760, 1366, 1920, 2500])
 def test_it_is_whole_at_every_width(page, scheme, width):
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": width, "height": 900})

@@ -21,7 +21,7 @@ FAR_ABOVE, FAR_BELOW = "1 GiB", "64 KiB"
 def test_a_result_and_a_saved_step_are_shown_without_anything_to_run(page, lab):
     lab_ui.open_notebook(page, lab, "views.ipynb")
     lab_ui.run_all(page)
-    result, step = (page.locator(".ml-view").nth(at) for at in (0, 1))
+    result, step = (page.locator(".ml-still").nth(at) for at in (0, 1))
     for view in (result, step):
         view.scroll_into_view_if_needed()
         wait_for(lambda view=view: view.locator(".ml-chart canvas").count() > 0)
