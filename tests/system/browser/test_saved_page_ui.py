@@ -134,7 +134,9 @@ def test_two_steps_are_compared_as_two_pictures_and_in_words(page):
     ]
     less, *both = map(memlab._util.units.format_bytes, (peaks[0] - peaks[1], *peaks))
     said = page.locator(".ml-difference").inner_text()
-    assert said.startswith(f"Peak {less} lower: {both[0]} before, {both[1]} now. ")
+    assert said.startswith(
+        f"Peak {less} lower: {both[0]} interpolated before, {both[1]} predicted now. "
+    )
     assert "ctivations" in said
     for chart, name, peak in ((before, "run 1, predicted", 0), (now, "on screen", 1)):
         label = chart.get_attribute("aria-label")
