@@ -366,7 +366,7 @@ class Fitting:
             self._page.forecasts.take(question, best.prediction)
             self._found, self._answer = [best.result], f"This fits; {LOOKING}. Stop keeps this."
             if self._is_untouched(job):
-                self._move(job, best.result, f"; {LOOKING}")
+                self._move(job, best.result, f"{LOOKING}; ")
             self.refresh()
 
     def _is_untouched(self, job: FitJob) -> bool:
@@ -390,7 +390,7 @@ class Fitting:
             self._move(job, ranked[0].result)
         self.refresh()
 
-    def _move(self, job: FitJob, found: StepResult, more: str = "", *, by: str = "") -> None:
+    def _move(self, job: FitJob, found: StepResult, first: str = "", *, by: str = "") -> None:
         """Move the sliders; the page undoes all moves of one search together."""
         target, base = state.from_config(found.config), job.base.config
         self._moved |= {
@@ -400,7 +400,7 @@ class Fitting:
         self._page.change(target, by or f"search {self._number}")
         is_close = found.fit is FitStatus.TOO_CLOSE
         kind = state.WARN if is_close else state.GOOD
-        said = f"moved to {_settings(found)}: {_price(found, found)}, predicted{more}"
+        said = f"{first}moved to {_settings(found)}: {_price(found, found)}, predicted"
         self._page.say(said, kind)
 
     def _base(self, config: StepConfig) -> StepConfig:

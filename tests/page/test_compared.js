@@ -70,7 +70,15 @@ test("of a step without a trace the modules are not told", () => {
 /** @param {any} found @param {any} [others] */
 const words = (found, others = {}) =>
   differenceWords(
-    { name: "run 1", about: "batch 8", found, measured: null, isOfModel: true, ...others },
+    {
+      name: "run 1",
+      about: "batch 8",
+      found,
+      measured: null,
+      ran: null,
+      isOfModel: true,
+      ...others,
+    },
     after,
     null,
     10,
@@ -81,7 +89,7 @@ test("the words say what is less, where, and the time", () => {
     title: "Peak 340 MiB lower: 600 MiB before, 260 MiB now.",
     text:
       "Activations 350 MiB less. The largest part in layers.*: 350 MiB less. " +
-      "A step takes 200 ms before, 250 ms now.",
+      "A step takes 200 ms before, 250 ms now, by prediction.",
   });
   assert.equal(words(after).title, "The same peak: 260 MiB.");
   assert.match(words(stepOf([110, 60, 50], 0.2)).title, /^Peak 40.0 MiB higher: 220 MiB before/);
@@ -114,18 +122,12 @@ test("two pictures have one scale, whichever is drawn first and whatever each wa
 test("another model has no modules in common, and what was not measured is not called so", () => {
   const other = words(before, { isOfModel: false });
   assert.doesNotMatch(other.text, /layers/);
-  const measured = { total: Float64Array.from([1, 610 * MIB, 5]) };
-  const own = /** @type {any} */ ({ ...measured, phase: [], microBatch: [] });
-  assert.doesNotMatch(words(before, { measured: own }).text, /Measured/);
-  const compared = {
-    name: "run 1",
-    about: "batch 8",
-    found: before,
-    measured: own,
-    isOfModel: true,
-  };
-  const both = differenceWords(compared, after, { total: Float64Array.from([270 * MIB]) }, 10);
-  assert.match(both.text, /Measured: 610 MiB before, 270 MiB now\./);
+  const ran = { bytes: 610 * MIB, seconds: 0.21 };
+  assert.doesNotMatch(words(before, { ran }).text, /Measured/);
+  const compared = { ...{ name: "run 1", about: "batch 8", found: before, ran }, measured: null };
+  const now = { bytes: 270 * MIB, seconds: null };
+  const both = differenceWords({ ...compared, isOfModel: true }, after, now, 10).text;
+  assert.match(both, /Measured: 610 MiB in 210 ms a step before, 270 MiB now\.$/);
 });
 
 test("what is on the sliders is said as the kernel says it of a run", () => {

@@ -6,12 +6,14 @@
  * @typedef {import("./screen.js").Found} Found
  * @typedef {import("./screen.js").Screen} Screen
  * @typedef {import("./measured.js").Measured} Measured
+ * @typedef {{bytes: number, seconds: number | null}} Ran what was measured
  *
  * @typedef {object} Compared
  * @property {string} name
  * @property {string} about its settings, in words
  * @property {Found | null} found what can be drawn of it; null if no recorded step tells of it
  * @property {Measured | null} measured
+ * @property {Ran | null} ran
  * @property {boolean} isOfModel whether it is of the workload on screen
  */
 
@@ -64,7 +66,7 @@ export function useCompared(source, { before }) {
     if (isWithBefore) {
       if (!before) return null;
       const about = settingWords(before.found.setting);
-      return { name: LAST_MOVE, about, found: before, measured: null, isOfModel };
+      return { name: LAST_MOVE, about, found: before, measured: null, ran: null, isOfModel };
     }
     if (!row || !steps) return null;
     const found = bestEstimate(steps, row.setting);
@@ -76,9 +78,14 @@ export function useCompared(source, { before }) {
       found && !measured && !row.isPredicted && "as predicted",
       found && found.found.how !== "predicted" && found.found.how,
     ];
-    return { name: row.label, about: about.filter(Boolean).join(", "), found, measured, isOfModel };
+    const known = { name: row.label, about: about.filter(Boolean).join(", "), found, isOfModel };
+    return { ...known, measured, ran: ranOf(measured, row) };
   }, [isWithBefore, before, row?.number, row?.label, steps, measured, run, device, isOfModel]);
 }
+
+/** @param {{total: Float64Array} | null} measured @param {RunRow | undefined} row @returns {Ran | null} */
+export const ranOf = (measured, row) =>
+  measured && { bytes: highest(measured.total), seconds: row?.seconds ?? null };
 
 /** What is on the sliders, as the kernel words it of a run. @param {import("./estimate.js").Setting} setting */
 export function settingWords({ batchSize, accumulationSteps, memoryBudget }) {
@@ -135,10 +142,10 @@ const sorted = (differences) =>
  *
  * @param {Compared & {found: Found}} before
  * @param {Found} after
- * @param {{total: Float64Array} | null} measured of what is on screen
+ * @param {Ran | null} ran of what is on screen
  * @param {number} mostGroups of modules
  */
-export function differenceWords(before, after, measured, mostGroups) {
+export function differenceWords(before, after, ran, mostGroups) {
   const { bytes, categories, modules } = differenceOf(before.found, after, mostGroups);
   const [then, now] = [before.found.found, after.found];
   const both = `${formatBytes(then.peakBytes)} before, ${formatBytes(now.peakBytes)} now`;
@@ -151,19 +158,22 @@ export function differenceWords(before, after, measured, mostGroups) {
   if (told.length) said.push(`${capital(told.map(more).join(", "))}.`);
   const [module] = modules.filter((each) => each.bytes < 0 === bytes < 0);
   if (before.isOfModel && bytes && module) {
-    const name = module.name || "the model itself";
+    const name = module.name === "*" ? "its layers" : module.name || "the model itself";
     said.push(`The largest part in ${name}: ${more({ ...module, name: "" })}.`);
   }
-  if (before.measured && measured) {
-    const [was, is] = [before.measured, measured].map(({ total }) => formatBytes(highest(total)));
+  if (before.ran && ran) {
+    const [was, is] = [before.ran, ran].map(ranWords);
     said.push(`Measured: ${was} before, ${is} now.`);
-  }
-  if (then.seconds && now.seconds) {
+  } else if (then.seconds && now.seconds) {
     const [was, is] = [then.seconds, now.seconds].map(formatSeconds);
-    said.push(`A step takes ${was} before, ${is} now.`);
+    said.push(`A step takes ${was} before, ${is} now, by prediction.`);
   }
   return { title, text: said.join(" ") };
 }
+
+/** @param {Ran} ran */
+const ranWords = ({ bytes, seconds }) =>
+  `${formatBytes(bytes)}${seconds ? ` in ${formatSeconds(seconds)} a step` : ""}`;
 
 /** @param {Difference} difference */
 const more = ({ name, bytes }) =>

@@ -13,7 +13,14 @@
 
 import { CATEGORY_STYLES, inkOn, moduleColour } from "./colours.js";
 import { Choice, Select } from "./controls.js";
-import { choicesOf, compare, differenceWords, settingWords, useCompared } from "./compared.js";
+import {
+  choicesOf,
+  compare,
+  differenceWords,
+  ranOf,
+  settingWords,
+  useCompared,
+} from "./compared.js";
 import { alignedWith, byEvent, instantAlike } from "./measured.js";
 import { BlockModules, isWithin, patternOf } from "./modules.js";
 import { highest } from "./numbers.js";
@@ -117,7 +124,7 @@ function Timeline({ source, screen, step, found }) {
       other &&
       !why &&
       html`<${Difference}
-        ...${{ compared: { ...compared, found: other }, step, found, measured }}
+        ...${{ source, compared: { ...compared, found: other }, step, found, measured }}
       />`
     }
     <p class=${`ml-reading${why ? " ml-past" : ""}`}>
@@ -226,13 +233,14 @@ function Chart({ chart, step, found, view, names, name, about, onSelect, onPoint
   </div>`;
 }
 
-/** What makes the difference of two peaks. @param {{compared: import("./compared.js").Compared & {found: {step: Step, found: Estimate}}, step: Step, found: Estimate, measured: Timed | null}} props */
-function Difference({ compared, step, found, measured }) {
+/** What makes the difference of two peaks. @param {{source: Source, compared: import("./compared.js").Compared & {found: {step: Step, found: Estimate}}, step: Step, found: Estimate, measured: Timed | null}} props */
+function Difference({ source: { runs, answer }, compared, step, found, measured }) {
+  const row = runs?.rows.find(({ number }) => number === answer.run);
   const { title, text } = useMemo(
-    () => differenceWords(compared, { step, found }, measured, MOST_GROUPS),
-    [compared.found, step, found, measured],
+    () => differenceWords(compared, { step, found }, ranOf(measured, row), MOST_GROUPS),
+    [compared.found, compared.ran, step, found, measured, row],
   );
-  return html`<p class="ml-difference" role="status"><b>${title}</b> ${text}</p>`;
+  return html`<p class="ml-difference"><b>${title}</b> ${text}</p>`;
 }
 
 /** One scale for two pictures, from all lines in them; null for one picture. @param {Estimate} found @param {Estimate | undefined} other @param {(Timed | false | null | undefined)[]} lines */
