@@ -468,10 +468,10 @@ class Page:
         return self._effects.get(name)
 
     def _judge(self, name: str) -> None:
-        """Find out what micro-batches do to the gradient, once."""
+        """Find out what micro-batches do to the gradient, once; *Fit for me* asks for it too."""
         with self.guarded():
             with self.lock:
-                if self.closed or self.job is not None or self._effect_of(name) is not None:
+                if self.closed or self.job is not None or name in self._effects:
                     return
                 stop = self._stop_judging = threading.Event()
             effect = accumulation_effect(self._workloads[name], cancel=stop)
