@@ -280,11 +280,11 @@ class Outlook:
 
     @property
     def failure(self) -> StepResult | None:
-        """The run or prediction of the setting in which the model failed; None if it did not."""
+        """The run or prediction in which the model failed, or a prediction that took too long."""
         estimated = self.estimate.result if self.estimate else None
         result = self.run.result if self.run else estimated
-        failed = result is not None and result.outcome in (Outcome.FAILED, Outcome.CRASHED)
-        return result if failed else None
+        failures = {Outcome.FAILED, Outcome.CRASHED, *([] if self.run else [Outcome.TIMED_OUT])}
+        return result if result is not None and result.outcome in failures else None
 
     @property
     def printed(self) -> tuple[str, str]:

@@ -33,6 +33,7 @@ from memlab.result import Outcome, Source, StepResult
 from memlab.running import Progress
 from memlab.runtime.accumulation import AccumulationEffect
 from memlab.runtime.inspect import WorkloadFacts
+from memlab.runtime.isolation import TOO_LONG
 from memlab.techniques import every
 from memlab.workload import Workload
 
@@ -679,6 +680,11 @@ class Page:
         failed = now.failure
         if failed is None:
             return None
+        if failed.outcome is Outcome.TIMED_OUT:
+            said = failed.message.removesuffix(f"; {TOO_LONG}")
+            sentence = f"{said}. Run measures the step without a prediction."
+            title = f"A training step of {name} takes too long to predict"
+            return {"title": title, "sentence": sentence}
         how = "failed" if failed.source is Source.MEASURED else "fails"
         return {"title": f"A training step of {name} {how}", "sentence": failed.message}
 

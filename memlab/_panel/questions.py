@@ -564,7 +564,11 @@ class Forecasts:
             found = [question for question in questions if self._is_worth(question)]
             found = sorted(found, key=self._estimator.can_tell)[:MOST_AHEAD]
             missing = [
-                one for one in first if one != self._asked and not self._estimator.covers(one)
+                one
+                for one in first
+                if one != self._asked
+                and self._answers.is_open(one)  # not what was refused
+                and not self._estimator.covers(one)
             ]
             self._wanted = None
             self._neighbours = list(dict.fromkeys([*missing, *found]))

@@ -36,6 +36,7 @@ from memlab.runtime.wire import POLL_SECONDS, PREDICTING, Check, Job
 from memlab.workloads import check_installed
 
 START_SECONDS = 600.0  # importing torch takes 3 s of a free processor, and minutes of a busy one
+ENDED_WITH = "stopped, because its kernel or script ended"
 TOO_LONG = "raise timeout_seconds, or make the step smaller"
 NOT_STARTED = "other programs keep the processor busy: try again once they have ended"
 BY_NAME = "on <module '__main__'"  # part of Python's error for a name that __main__ lacks
@@ -206,9 +207,7 @@ def _converse(
             kind, value = _receive(worker, check, tell)
         except Ended as ended:
             if leaving.is_set():
-                raise Ended(
-                    Outcome.CANCELLED, "stopped, because its kernel or script ended"
-                ) from None
+                raise Ended(Outcome.CANCELLED, ENDED_WITH) from None
             lane.replace()
             if ended.outcome is not Outcome.CRASHED or worker.doing != TAKING or tried_again:
                 raise

@@ -44,6 +44,17 @@ def test_neighbours_are_predicted_in_order_once_nothing_is_asked_for_and_then_it
     assert len(calls) == 3, "all of them are known"
 
 
+def test_what_is_refused_is_not_asked_for_again_and_again(made, monkeypatch):
+    found, _ = made
+    calls = worker(
+        monkeypatch, lambda config, cancel: predicted(config=config, outcome=Outcome.UNSUPPORTED)
+    )
+    for _ in range(3):  # as each answer looks up what is on screen
+        found.ahead([], first=[question(config=StepConfig(memory_budget=0.5))])
+        assert found.wait(PATIENCE_SECONDS)
+    assert len(calls) == 1
+
+
 def test_a_question_comes_before_neighbours_which_are_dropped(made, monkeypatch):
     found, _ = made
     go = threading.Event()

@@ -8,8 +8,9 @@ from memlab import Outcome, StepConfig
 from memlab._panel import outlook, state
 from memlab._panel.outlook import Status
 from memlab._panel.runs import Run, RunLog
+from memlab.runtime.isolation import TOO_LONG
 from tests.forecast_parts import MIB, estimate, predicted, question
-from tests.panel_parts import make_result
+from tests.panel_parts import make_result, opened
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,19 @@ def outlook_of(*results, estimate=None, now=None, doing=""):
         log.add(result)
     asked = now or (estimate.question if estimate else question())
     return outlook.outlook(log, asked, estimate, doing)
+
+
+def test_a_prediction_that_takes_too_long_is_said_and_a_run_that_did_so_has_its_own_line():
+    said = f"not finished after 120 s, while recording tiny; {TOO_LONG}"
+    late = predicted(0, outcome=Outcome.TIMED_OUT, message=said)
+    with opened() as panel:
+        failure = panel._page._failure(outlook_of(estimate=estimate(late)))
+    assert failure == {
+        "title": "A training step of tiny takes too long to predict",
+        "sentence": "not finished after 120 s, while recording tiny. Run measures the step without "
+        "a prediction.",
+    }
+    assert outlook_of(make_result(Outcome.TIMED_OUT, message=said)).failure is None
 
 
 def test_an_interpolated_prediction_says_so_and_every_number_its_uncertainty():

@@ -74,6 +74,8 @@ def jupyter_lab(root: pathlib.Path, cache: pathlib.Path) -> Iterator[str]:
         *("--ServerApp.disable_check_xsrf=True", "--ServerApp.terminals_enabled=False"),
         *(f"--ServerApp.root_dir={root}", "--LabApp.extension_manager=readonly"),
         *("--LabApp.expose_app_in_browser=True", "--JupyterNotebookApp.expose_app_in_browser=True"),
+        # Voila has an older JupyterLab in it, in which the part of Notebook 7 fails
+        "--VoilaConfiguration.extension_allowlist=anywidget",
     ]
     with server(command, "/api/status", cache) as url:
         try:
