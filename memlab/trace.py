@@ -272,8 +272,12 @@ class Timeline(LiveBytes):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Timeline:
-        """Return the timeline that `to_dict` wrote."""
-        return cls(
+        """Return the timeline that `to_dict` wrote.
+
+        Raises:
+            ValueError: its columns have several lengths, or it has a phase that there is not.
+        """
+        made = cls(
             bytes_by_category=np.array(data["bytes_by_category"], np.int64).reshape(
                 -1, len(CATEGORIES)
             ),
@@ -281,3 +285,7 @@ class Timeline(LiveBytes):
             micro_batch=np.array(data["micro_batch"], np.int32),
             operator=np.array(data["operator"], np.int32),
         )
+        shapes = {column.shape for column in (made.phase, made.micro_batch, made.operator)}
+        if shapes != {(len(made),)} or not np.isin(made.phase, range(len(PHASES))).all():
+            raise ValueError("the columns of the timeline do not belong together")
+        return made

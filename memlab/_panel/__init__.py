@@ -10,7 +10,8 @@
   numbers recordings.
 - `runner.py` starts a run, *Fit for me* and the comparison of a quantized base; `job.py` measures,
   `runs.py` keeps the runs, `table.py` tells of them, `cards_table.py` of other cards.
-- `saved_page.py`: the step where no kernel runs. `page/` is the page, which `joined.py` makes one
+- `saved_page.py`: the step where no kernel runs. `step_view.py`: `StepView`, the same page over one
+  result or a file, with nothing to run. `page/` is the page, which `joined.py` makes one
   module; `page/widget.js` is its door to a kernel and `page/app.js` the page itself.
 
 A control needs nothing here: the `Control` of its technique makes it. A slider for a number is also

@@ -9,7 +9,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import ipywidgets
 import torch
@@ -25,6 +25,7 @@ from memlab._panel.saved_page import (
     SavedStep,
     Still,
     as_document,
+    comparable,
     divided_words,
     file_for,
     files_of,
@@ -32,7 +33,8 @@ from memlab._panel.saved_page import (
     predicted_around,
     write,
 )
-from memlab._util.checks import anything, checked
+from memlab._panel.step_view import StepView, view
+from memlab._util.checks import anything, checked, of_type
 from memlab._util.units import shown
 from memlab.config import StepConfig
 from memlab.errors import ConfigError, MemlabError
@@ -45,18 +47,37 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@checked(memory_limit=anything)
+def _workload_or_result(name: str, value: Any) -> Any:
+    is_result = isinstance(value, StepResult | str | os.PathLike)
+    return value if is_result else of_type(name, value, Workload | None)
+
+
+@overload
 def panel(
     workload: Workload | None = None,
     *,
     device: str | torch.device | None = None,
     memory_limit: int | str | None = None,
     config: StepConfig | None = None,
-) -> "Panel":
+) -> "Panel": ...
+@overload
+def panel(
+    workload: StepResult | str | os.PathLike[str], *, memory_limit: int | str | None = None
+) -> StepView: ...
+@checked(workload=_workload_or_result, memory_limit=anything)
+def panel(
+    workload: Workload | StepResult | str | os.PathLike[str] | None = None,
+    *,
+    device: str | torch.device | None = None,
+    memory_limit: int | str | None = None,
+    config: StepConfig | None = None,
+) -> "Panel | StepView":
     """Return the panel: sliders for one training step, the button Run, and what the step costs.
 
     Args:
         workload: what is trained; the zoo can be chosen beside it. None begins with "gpt-small".
+            A `StepResult`, or the path of a file that `panel.save` or a command with `--json`
+            wrote, is shown as it is, with nothing to run.
         device: "cpu", "cuda"; None is the accelerator if there is one, else the CPU. Also a card
             that is not here ("h200", "rtx-4090") or its memory ("24GiB"), for which all is
             predicted.
@@ -77,7 +98,20 @@ def panel(
     >>> shown.config.batch_size
     16
     >>> shown.close()
+
+    A result alone, such as one that was measured elsewhere:
+
+    >>> import memlab
+    >>> workload = memlab.workloads.get("gpt-small", num_layers=2, sequence_length=64)
+    >>> panel(memlab.recorded(workload, StepConfig(batch_size=4), "amd-epyc"), memory_limit="1GiB")
+    <memlab view of gpt-small on amd-epyc, recorded, batch_size=4: ok (recorded), peak 36.6 MiB \
+allocated, 24.7 ms a step>
     """
+    if isinstance(workload, StepResult | str | os.PathLike):
+        for name, value in (("device", device), ("config", config)):
+            if value is not None:
+                raise ConfigError(f"{name}={shown(value)} has no effect on a result: leave it out")
+        return view(workload, memory_limit)
     made = Panel(workload, device=device, memory_limit=memory_limit, config=config)
     cells.replace_former(made)
     return made
@@ -281,8 +315,9 @@ class Panel:
         file = file_for(path)
         config, device = self.config, choices.name_of(self._asked.device)
         shown = SavedStep(
-            workload=self.workload,
+            workload_name=self.workload.name,
             device=device,
+            where=f"on {device}",
             config=config,
             limit=self._asked.limit_text,
             usable_bytes=self._asked.capacity,
@@ -291,7 +326,13 @@ class Panel:
         )
         predictions = predicted_around(self.workload, config, device)
         files, first = files_of(self.workload, predictions), predictions[0].result
-        payload = payload_of(shown, files, first.number_format, table.told(self._log))
+        payload = payload_of(
+            shown,
+            files,
+            first.number_format,
+            table.told(self._log),
+            comparable=comparable(self._log, shown),
+        )
         write(file, as_document(payload, self._still.of(first)))
         return file
 
@@ -392,7 +433,7 @@ class Panel:
         """Pin a run under a name, "" for its number; None unpins it."""
         run = self._run(number)
         given = "" if name is None else str(name) or run.default_name
-        self._change_runs(lambda: self._log.pin(run.number, given))
+        self._change_runs(lambda: self._log.change(run.number, name=given))
 
     def _run(self, number: Any) -> Run:
         found = [run for run in self._log.runs if run.number == number]

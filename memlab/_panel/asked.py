@@ -28,7 +28,7 @@ from memlab.workloads.finetuned import finetune_options
 
 Part = tuple[str, str]
 """A heading and the code below it."""
-NO_WORKLOAD = "# put the workload that the panel was given here, as `workload`"
+NO_WORKLOAD = "# put the workload here, as `workload`"
 NO_PANEL = """# no variable holds this panel yet: let the last lines of its cell be
 #     panel = memlab.panel(...)
 #     panel
@@ -114,7 +114,7 @@ def _plain_pytorch(workload: Workload, config: StepConfig, device: str) -> str:
 
 
 def as_source(
-    workload: Workload,
+    workload: Workload | None,
     config: StepConfig,
     device: str,
     memory_limit: str,
@@ -127,7 +127,7 @@ def as_source(
     """Return Python source that measures this config, predicts it or plays it back.
 
     Args:
-        workload: of the zoo, or a person's own.
+        workload: of the zoo, or a person's own; None if only its name is known.
         config: the settings.
         device: the device.
         memory_limit: the typed text; "" for what the device can hold.
@@ -142,10 +142,10 @@ def as_source(
     elif ask == "predict" and has_known_memory:
         limit = f", memory_limit=memlab.card({literal(device)}).usable_bytes"
 
-    name, line = workload_source(workload, namespace or {})
+    none = "workload", NO_WORKLOAD
+    name, line = workload_source(workload, namespace or {}) if workload else none
     lines = [
-        "import memlab",
-        "",
+        "import memlab\n",
         line,
         f"config = {config_source(config, namespace or {})}",
         f"result = memlab.{ask}({name}, config, device={literal(device)}{limit})",

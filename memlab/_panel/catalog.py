@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Any
 
 from memlab._panel import texts
-from memlab._panel.choices import OTHER, devices, quantized_base
+from memlab._panel.choices import OTHER, devices, positions, quantized_base
 from memlab._panel.state import PRECISIONS, Settings, counts, offered
 from memlab._panel.texts import as_json, more_label, ranks_label
 from memlab._version import __version__
@@ -115,13 +115,14 @@ def catalog(workloads: Mapping[str, Workload], device: str) -> dict[str, Any]:
         "workloads": [{"value": name, "label": name} for name in workloads],
         "devices": [{"value": name, "label": shown} for shown, name in devices(device)],
         "other": OTHER,
-        "controls": [_control(field, place) for place in PLACES for field in PLACES[place]],
+        "controls": [control(field, place) for place in PLACES for field in PLACES[place]],
         "tooltips": {name: tooltip(name) for name in HEADER},
         "help": help_page(),
     }
 
 
-def _control(field: str, place: str) -> dict[str, Any]:
+def control(field: str, place: str) -> dict[str, Any]:
+    """Return a control of a place of the page."""
     default = getattr(StepConfig(), field)
     is_number = field in NUMBERS
     kind = "number" if is_number else "switch" if isinstance(default, bool) else "choice"
@@ -132,6 +133,7 @@ def _control(field: str, place: str) -> dict[str, Any]:
         "place": place,
         "kind": kind,
         "choices": [_offer(value, CONTROLS[field].in_words(value)) for value in offered(field)],
+        "positions": positions(field) if is_number else [],
     }
 
 

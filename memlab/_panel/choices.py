@@ -409,10 +409,19 @@ def _is_own(given: Workload, size: Any) -> bool:
 # predicted.
 
 BUDGET_STEP = 0.05  # between two positions of its slider; on the other two each is the double
-LARGEST = {"batch_size": 2**8, "accumulation_steps": 2**5, "world_size": 2**12}  # of their sliders
+LARGEST = {"batch_size": 2**10, "accumulation_steps": 2**6, "world_size": 2**12}  # of their sliders
 SIZE = "workload_name"  # a workload with samples of another size has another name
 SLIDERS = ("memory_budget", "accumulation_steps", SIZE, "batch_size", "world_size")
 FARTHEST = 2  # positions from the one on screen
+
+
+def positions(field: str) -> Sequence[float]:
+    """Return the positions of a slider: 1, 2, 3, 4, 6, 8, ..., of ranks only the powers of two."""
+    if field == "memory_budget":
+        return [round(at * BUDGET_STEP, 2) for at in range(round(1 / BUDGET_STEP) + 1)]
+    powers = [2**power for power in range(LARGEST[field].bit_length())]
+    between = [3 * power for power in powers if 3 * power < LARGEST[field]]
+    return sorted(powers if field == "world_size" else [*powers, *between])
 
 
 RECORDED = (1, 2, 3)  # micro-batches: a recording of three gives every larger number of them

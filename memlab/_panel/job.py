@@ -91,7 +91,7 @@ class FitJob:
         by_cell: whether a cell has started it.
     """
 
-    stopped: ClassVar[str] = "the search was stopped; nothing was moved"
+    stopped: ClassVar[str] = "the search was stopped before anything was found that fits"
     workload: Workload
     question: Question
     base: Question

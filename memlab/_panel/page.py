@@ -16,7 +16,7 @@ from memlab._panel import outlook as status
 from memlab._panel.asked import Asked
 from memlab._panel.cards_table import Elsewhere
 from memlab._panel.choices import neighbours
-from memlab._panel.job import BaseJob, FitJob, Latest, PanelJob
+from memlab._panel.job import BaseJob, FitJob, Latest, PanelJob, Throttle
 from memlab._panel.outlook import MAKING, Outlook, Status, outlook, recorded_line, with_numbers
 from memlab._panel.panel_state import PanelState
 from memlab._panel.panes import Panes, peak_pane, ranks_pane
@@ -28,6 +28,7 @@ from memlab._util.units import format_bytes
 from memlab.api import accumulation_effect, inspect_workload
 from memlab.config import FP32_FORMATS, StepConfig
 from memlab.errors import ConfigError, MemlabError
+from memlab.prediction.step_file import packed_result
 from memlab.result import Outcome, Source, StepResult
 from memlab.running import Progress
 from memlab.runtime.accumulation import AccumulationEffect
@@ -164,15 +165,17 @@ class Requests:
         self._forecasts, self._asked, self._log = forecasts, asked, log
         self._keeper, self._elsewhere, self._changed = keeper, elsewhere, changed
 
-    def on_screen(self, question: Question, estimate: Estimate | None) -> bool:
+    def on_screen(
+        self, question: Question, estimate: Estimate | None, *, is_searching: bool
+    ) -> bool:
         """Have predicted what is on screen, then what it is compared with.
 
         Returns whether an answer will arrive.
         """
         if estimate is None or not estimate.exact:
             return self._forecasts.ask(question)
-        # the saving of recomputation is relative to the plain step
-        if question.plain is not None and self._forecasts.ask(question.plain):
+        # the saving of recomputation is relative to the plain step; a search has the worker first
+        if not is_searching and question.plain is not None and self._forecasts.ask(question.plain):
             return True
         self._forecasts.ahead([])  # what was next to the settings before
         return False
@@ -206,8 +209,7 @@ class Requests:
         waiting = []
         for run in self._log.own:
             if run.prediction is None and run.result.source is Source.MEASURED:
-                asked = run.result
-                question = Question(asked.workload_name, asked.config, asked.device)
+                question = Question.of(run.result)
                 found = self._forecasts.exact(question)
                 if found is None:
                     waiting.append(question)
@@ -258,7 +260,8 @@ class Page:
         self._said = Status(text="")
         self._text, self._fraction = "", 0.0  # of what goes on
         self.panes, self._files = Panes(told), StepFiles()
-        self.forecasts = Forecasts(workloads, self._predicted, self._tell_prediction)
+        self._tell_doing = Throttle(self._tell_prediction)
+        self.forecasts = Forecasts(workloads, self._predicted, self._tell_doing)
         self._keeper = Keeper(self.forecasts.look, self._add_kept)
         self._effects: dict[str, AccumulationEffect] = {}
         self._find_facts, self._find_effect = Latest(self._inspect), Latest(self._judge)
@@ -282,6 +285,7 @@ class Page:
         self._find_effect.close()
         self._keeper.close()
         self.forecasts.close()
+        self._tell_doing.close()
         self._look.close()
         self._elsewhere.close()
         self._asked.close()
@@ -300,7 +304,7 @@ class Page:
     # settings
 
     def moved(self, by: str, move: int) -> None:
-        """Note which move of which view, or of the kernel, has made what is on screen."""
+        """Note which move of which view, of a search or of the kernel made what is on screen."""
         self._move = {"by": by, "move": move}
 
     def refresh(self) -> None:
@@ -311,12 +315,12 @@ class Page:
                 self._tell_answer()
             self._look()
 
-    def change(self, fields: Mapping[str, Any]) -> None:
-        """Set settings from code, as checked."""
+    def change(self, fields: Mapping[str, Any], by: str = "kernel") -> None:
+        """Set settings, as checked, from code or `by` a search."""
         with self.lock:
             self._asked.set({name: fields[name] for name in fields if name in state.OTHER_FIELDS})
             self._asked.set_step({n: fields[n] for n in fields if n in state.FIELDS})
-            self.moved("kernel", self._move["move"] + 1)
+            self.moved(by, self._move["move"] + 1)
         self.refresh()
 
     def _tell_settings(self) -> None:
@@ -342,7 +346,7 @@ class Page:
         )
         self._told.tell(form=form, asked={**self._move, "fields": as_json(self._asked.fields)})
         if self.panes.is_open("code"):
-            self.panes.show(code=self._asked.code() if self._is_ready else [])
+            self.panes.show(code=self._asked.code() if not self.problem else [])
 
     def _facts_of(self, name: str) -> WorkloadFacts | None:
         facts = self._facts.get(name)
@@ -355,12 +359,13 @@ class Page:
         return facts.parameter_formats if facts else ()
 
     @property
-    def _is_ready(self) -> bool:
-        """Whether the settings on screen are allowed, and the workload is made."""
+    def problem(self) -> str:
+        """Why nothing can be run or searched with what is on screen; "" if it can."""
         asked = self._asked
-        wrong_header = asked.device_problem or asked.limit_problem
-        wrong_form = asked.choices_problem or asked.size_problem
-        return not (asked.wrong or wrong_header or wrong_form or asked.is_being_made)
+        of_header = asked.device_problem or asked.limit_problem
+        of_form = asked.choices_problem or asked.size_problem
+        of_step = next(iter(asked.wrong.values()), MAKING if asked.is_being_made else "")
+        return of_header or of_form or of_step
 
     def _lines(self) -> dict[str, Any]:
         """Return what is said of each control."""
@@ -464,10 +469,10 @@ class Page:
         return self._effects.get(name)
 
     def _judge(self, name: str) -> None:
-        """Find out what micro-batches do to the gradient, once."""
+        """Find out what micro-batches do to the gradient, once; *Fit for me* asks for it too."""
         with self.guarded():
             with self.lock:
-                if self.closed or self.job is not None or self._effect_of(name) is not None:
+                if self.closed or self.job is not None or name in self._effects:
                     return
                 stop = self._stop_judging = threading.Event()
             effect = accumulation_effect(self._workloads[name], cancel=stop)
@@ -505,7 +510,7 @@ class Page:
     def show_progress(self, text: str, fraction: float) -> None:
         """Show what goes on, and how far it is."""
         self._text, self._fraction = text, fraction
-        by_cell = self.job is not None and self.job.by_cell
+        by_cell = texts.RUN_BY_CELL if self.job and self.job.by_cell else ""
         job = {"running": self.job is not None, "byCell": by_cell, "text": text}
         self._told.tell(job={**job, "fraction": fraction})
 
@@ -575,6 +580,7 @@ class Page:
     def _predicted(self, estimate: Estimate) -> None:
         """Take a prediction of the worker; runs of the same settings get their error from it."""
         with self.guarded():
+            self._tell_doing.drop()  # late progress would be told of nothing
             with self.lock:
                 self._doing = ""
                 same = [run for run in self._log.own if estimate.question.is_of(run.result)]
@@ -627,13 +633,14 @@ class Page:
                 "limitBytes": limit,
                 "usableBytes": capacity,
                 "usableWords": f"{format_bytes(capacity)}: {whose}" if capacity else "none",
-                "ready": self._is_ready,
+                "ready": not self.problem,
                 "keeps": not (asked.device_problem or asked.can_run),
                 "why": self._why_not_here,
                 "fit": fit.told,
                 "costs": now.costs(),
                 "source": source,
                 "run": now.run and now.run.number,
+                "compared": self._compared,
                 # the page may know more by itself until this was looked up
                 "note": "" if now.is_pending and question != self._looked else now.note(),
                 "advice": self._advice(now, limit).told,
@@ -645,6 +652,16 @@ class Page:
                 "status": self._status,
             }
         )
+
+    @property
+    def _compared(self) -> dict[str, Any] | None:
+        """The run that is compared, with its recorded steps; those of an earlier model are gone."""
+        run = self._log.compared_run
+        if run is None or run.is_earlier:
+            return None
+        asked = Question.of(run.result)
+        steps = self._files.numbers(self.forecasts.recorded(asked), asked.config)
+        return {"run": run.number, "steps": steps}
 
     def _advice(self, now: Outlook, limit: int | None) -> Line:
         try:
@@ -684,7 +701,10 @@ class Page:
             estimate = self.forecasts.look(question, limit) if question else None
             if question != self._looked and self._looked is not None:
                 self._before = self._looked
-            is_asked = question is not None and self._requests.on_screen(question, estimate)
+            is_searching = isinstance(self.job, FitJob)
+            is_asked = question is not None and self._requests.on_screen(
+                question, estimate, is_searching=is_searching
+            )
             with self.lock:
                 self._estimate, self._looked = estimate, question
                 self._tell_answer()
@@ -714,10 +734,11 @@ class Page:
         with self.guarded():
             for number in steps:
                 if (file := self._files.file(number)) is not None:
-                    self._told.send_step(number, file)
+                    self._told.send_file("step", number, file)
             for number in runs:
                 if 0 < number <= len(self._log.runs):
-                    self._told.send_run(number, self._log.runs[number - 1].result)
+                    file = packed_result(self._log.runs[number - 1].result)
+                    self._told.send_file("run", number, file)
             if csv:
                 self._told.send_csv(table.as_csv(self._log.runs))
 

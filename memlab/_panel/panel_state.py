@@ -1,7 +1,7 @@
 """`PanelState`: all that the kernel and the page share, as one widget; the page is its only view.
 
-The kernel writes the traits, the page sends messages. Both are JSON but for step files and measured
-timelines, which the page asks for by number and gets as bytes. `page/kernel.js` is the other side.
+The kernel writes the traits, the page sends messages. Both are JSON but for the files of steps and
+runs, which the page asks for by number and gets as bytes. `page/kernel.js` is the other side.
 
     trait       what it holds                                            written
     catalog     what can be chosen: workloads, devices, controls, help   once
@@ -17,15 +17,13 @@ timelines, which the page asks for by number and gets as bytes. `page/kernel.js`
 import contextlib
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import anywidget
-import numpy as np
 import traitlets
 
 from memlab._panel.joined import PAGE, joined
-from memlab.result import StepResult
 
 Message = Mapping[str, Any]
 
@@ -77,23 +75,9 @@ class PanelState(anywidget.AnyWidget):
         found["state"]["saved"] = self.saved()
         return found
 
-    def send_step(self, number: int, file: bytes) -> None:
-        """Send a step file."""
-        self.send({"type": "step", "id": number}, [file])
-
-    def send_run(self, number: int, result: StepResult) -> None:
-        """Send the timeline of a run, of which there is none if its memory was not measured."""
-        timeline = result.timeline
-        content = {"type": "run", "number": number}
-        if timeline is None or not len(timeline):
-            self.send(content)
-            return
-        columns: Sequence[Any] = (
-            timeline.bytes_by_category.sum(axis=1).astype("<f8"),
-            timeline.phase.astype("u1"),
-            timeline.micro_batch.astype("<i4"),
-        )
-        self.send(content, [np.ascontiguousarray(column).tobytes() for column in columns])
+    def send_file(self, kind: str, number: int, file: bytes) -> None:
+        """Send the file of a "step" or of a "run"."""
+        self.send({"type": kind, "id": number}, [file])
 
     def send_csv(self, text: str) -> None:
         """Send all runs as a CSV file."""

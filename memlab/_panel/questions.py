@@ -43,6 +43,11 @@ class Question:
     config: StepConfig
     device: str
 
+    @classmethod
+    def of(cls, result: StepResult) -> "Question":
+        """Return the question that a result answers."""
+        return cls(result.workload_name, result.config, result.device)
+
     @property
     def family(self) -> "Question":
         """The question without its batch size and accumulation."""
@@ -66,8 +71,7 @@ class Question:
 
     def is_of(self, result: StepResult) -> bool:
         """Return whether the result has exactly these settings."""
-        here = (result.workload_name, result.config, result.device)
-        return here == (self.workload_name, self.config, self.device)
+        return self == Question.of(result)
 
 
 # every look compares these with those of all that is known
@@ -421,7 +425,7 @@ class Forecasts:
     Args:
         workloads: by name.
         arrived: called in that thread with each answer of the worker.
-        tell: called in that thread with what the worker is doing.
+        tell: called in that thread with what the worker is doing; "" once it was stopped.
     """
 
     def __init__(
@@ -499,12 +503,18 @@ class Forecasts:
                 and one.result.outcome is Outcome.OK
             ]
 
+    def take(self, question: Question, prediction: "Prediction") -> None:
+        """Keep what a search has predicted, unless the worker has answered that here."""
+        with self._condition:
+            if question not in self._answers.kept:
+                self._answers.add(question, prediction)
+
     def doubt(self, measured: StepResult) -> None:
         """Predict a workload on a device again if a measured run contradicts the predicted time.
 
         It is shown until the worker, which holds predictions against that run, has been asked anew.
         """
-        setting = Question(measured.workload_name, measured.config, measured.device)
+        setting = Question.of(measured)
         predicted = self.known(setting)
         if predicted is None or is_within(measured, predicted):
             return
@@ -618,7 +628,9 @@ class Forecasts:
                     self._later = [asked for asked in self._later if asked != question]
                 self._condition.notify_all()
 
-            if not cancelled and not self._closed:
+            if cancelled:
+                self._tell("")  # what it was doing
+            elif not self._closed:
                 self._arrived(Estimate(question=question, result=prediction.result, exact=True))
 
     def _next(self) -> Question | None:

@@ -22,12 +22,14 @@ from memlab.config import StepConfig
 from memlab.devices.here import resolve_device
 from memlab.errors import ConfigError, DeviceError, MemlabError
 from memlab.result import FitStatus, StepResult, format_percent
+from memlab.running import Progress
 from memlab.runtime.isolation import prewarm
 from memlab.runtime.verify_report import VerifyReport
 from memlab.search.alternatives import time_beside
 from memlab.search.answer import Recommendations
 from memlab.search.quantized_base import BaseComparison, BaseRemedy, compare_base
 from memlab.search.recommend import recommend
+from memlab.search.search import BestSoFar
 from memlab.store.recorded import is_recorded
 from memlab.techniques.every import CONTROLS
 
@@ -134,8 +136,7 @@ class Runner:
         run: list[Run] = []
 
         def measured(result: StepResult) -> None:
-            question = Question(result.workload_name, result.config, result.device)
-            estimate = self._page.forecasts.look(question, result.memory_limit_bytes)
+            estimate = self._page.forecasts.look(Question.of(result), result.memory_limit_bytes)
             with self._page.lock:
                 # only an exact one: the others are asked for, and taken when they arrive
                 exact = estimate.result if estimate and estimate.exact else None
@@ -250,9 +251,10 @@ PATIENCE = 20  # seconds
 MOST_FITTING, MOST_CLOSE = 5, 3  # of the list
 SEARCHED_ANEW = ("memory_budget", "accumulation_steps")
 CHANGED_MEANWHILE = (
-    "the settings were changed during the search, so nothing was moved; what fits is listed below "
-    "the sliders"
+    "the settings were changed during the search, so nothing more was moved; what fits is listed "
+    "below the sliders"
 )
+LOOKING = "still looking for a faster one"
 
 
 class Fitting:
@@ -270,12 +272,20 @@ class Fitting:
         self._answer, self._notes = "", tuple[str, ...]()
         self._found: list[StepResult] = []  # by row
         self._moved: set[tuple[str, Any]] = set()  # what searches have set
+        self._here: Question | None = None  # where the search has left the sliders
+        self._number = 0  # of the search
 
     def start(self) -> None:
         """Search in a thread for what is on screen; what cannot be searched is said."""
         with self._page.guarded():
-            question = self._asked.question
-            if self._page.closed or question is None:
+            question, problem = self._asked.question, self._page.problem
+            if self._page.closed:
+                return
+            if problem or question is None:
+                self._page.say(problem, state.BAD)
+                if self._page.job is None:
+                    self._job, self._found, self._notes = None, [], ()
+                    self._tell(problem)
                 return
             workload = self._asked.workload  # it is made, since there is a question
             base = replace(question, config=self._base(question.config))
@@ -287,15 +297,18 @@ class Fitting:
                 return
 
             self._job, self._found, self._notes = job, [], ()
-            self._tell(f"Searching for about {PATIENCE} s; Stop ends it, and moves nothing.")
-            self._beside.ask(job, partial(_searched, job), partial(self._arrived, job), self._tell)
+            self._here, self._number = question, self._number + 1
+            self._tell(f"Searching for about {PATIENCE} s; Stop ends it.")
+            self._beside.ask(
+                job, partial(self._search, job), partial(self._arrived, job), self._tell
+            )
 
     def use(self, at: int) -> None:
         """Move the sliders to a setting that was found."""
         with self._page.guarded():
             is_row = at in range(len(self._found))
             if self._job is not None and is_row and not self._is_past(self._job):
-                self._move(self._job, self._found[at])
+                self._move(self._job, self._found[at], by="kernel")
 
     def refresh(self) -> None:
         """Say whether the answer is still one to what is on screen, after any change of that."""
@@ -306,9 +319,7 @@ class Fitting:
     def _tell(self, answer: str) -> None:
         """Show an answer in a sentence, with what was found."""
         self._answer, job, here = answer, self._job, self._asked.question
-        if job is None:
-            return
-        is_past = self._is_past(job)
+        is_past = job is not None and self._is_past(job)
         rows = [
             {
                 "settings": _settings(found),
@@ -318,16 +329,60 @@ class Fitting:
             }
             for found in self._found
         ]
-        told = {"answer": answer, "about": _about(job), "isPast": is_past, "rows": rows}
-        self._page.panes.show(fit={**told, "notes": list(self._notes)})
+        told = {"answer": answer, "about": _about(job) if job else "", "isPast": is_past}
+        self._page.panes.show(fit={**told, "rows": rows, "notes": list(self._notes)})
 
-    def _arrived(self, job: FitJob, ranked: Recommendations) -> None:
+    def _search(self, job: FitJob, tell: Throttle) -> Recommendations | None:
+        """Return what fits; None if it was stopped after something had been found."""
+
+        def told(progress: Progress) -> None:
+            if isinstance(progress, BestSoFar):
+                self._improved(job, progress)
+            tell(progress)
+
+        try:
+            return recommend(
+                job.workload,
+                job.limit_bytes,
+                device=job.question.device,
+                config=job.base.config,
+                top=MOST_FITTING,
+                confirm=0,
+                patience=PATIENCE,
+                on_progress=told,
+                cancel=job.cancel,
+            )
+        except MemlabError:
+            if self._found and job.cancel.is_set():
+                return None
+            raise
+
+    def _improved(self, job: FitJob, best: BestSoFar) -> None:
+        """Show the best so far, and go there unless something was changed meanwhile."""
+        with self._page.guarded():
+            if self._page.closed or job.cancel.is_set():
+                return
+            question = replace(job.question, config=best.result.config)
+            self._page.forecasts.take(question, best.prediction)
+            self._found, self._answer = [best.result], f"This fits; {LOOKING}. Stop keeps this."
+            if self._is_untouched(job):
+                self._move(job, best.result, f"{LOOKING}; ")
+            self.refresh()
+
+    def _is_untouched(self, job: FitJob) -> bool:
+        """Return whether nobody has changed anything since the search has moved the sliders."""
+        return (self._asked.question, self._asked.limit) == (self._here, job.limit_bytes)
+
+    def _arrived(self, job: FitJob, ranked: Recommendations | None) -> None:
         """Show what was found, and go there unless something was changed meanwhile."""
+        if ranked is None:
+            where = "on screen" if self._is_untouched(job) else "listed below the sliders"
+            self._page.say(f"the search was stopped; the best so far is {where}", state.OPEN)
+            return self._tell("The search was stopped; this is the best so far.")
         close = [one.result for one in ranked.too_close[:MOST_CLOSE]]
         self._found, self._notes = [*(one.result for one in ranked), *close], ranked.notes
         self._answer = _sentence(ranked)
-        is_same = (self._asked.question, self._asked.limit) == (job.question, job.limit_bytes)
-        if not is_same:
+        if not self._is_untouched(job):
             self._page.say(CHANGED_MEANWHILE, state.WARN)
         elif not len(ranked):
             self._page.say(ranked.message, state.WARN if close else state.BAD)
@@ -335,16 +390,18 @@ class Fitting:
             self._move(job, ranked[0].result)
         self.refresh()
 
-    def _move(self, job: FitJob, found: StepResult) -> None:
-        """Move the sliders; the page undoes it as any other move."""
+    def _move(self, job: FitJob, found: StepResult, first: str = "", *, by: str = "") -> None:
+        """Move the sliders; the page undoes all moves of one search together."""
         target, base = state.from_config(found.config), job.base.config
         self._moved |= {
             (field, value) for field, value in target.items() if value != getattr(base, field)
         }
-        self._page.change(target)
+        self._here = replace(job.question, config=found.config)
+        self._page.change(target, by or f"search {self._number}")
         is_close = found.fit is FitStatus.TOO_CLOSE
         kind = state.WARN if is_close else state.GOOD
-        self._page.say(f"moved to {_settings(found)}: {_price(found, found)}, predicted", kind)
+        said = f"{first}moved to {_settings(found)}: {_price(found, found)}, predicted"
+        self._page.say(said, kind)
 
     def _base(self, config: StepConfig) -> StepConfig:
         """Return a config with what is to be searched at its default."""
@@ -361,20 +418,6 @@ class Fitting:
             return True
         now = replace(here, config=self._base(here.config)), self._asked.limit
         return now != (job.base, job.limit_bytes)
-
-
-def _searched(job: FitJob, tell: Throttle) -> Recommendations:
-    return recommend(
-        job.workload,
-        job.limit_bytes,
-        device=job.question.device,
-        config=job.base.config,
-        top=MOST_FITTING,
-        confirm=0,
-        patience=PATIENCE,
-        on_progress=tell,
-        cancel=job.cancel,
-    )
 
 
 def _about(job: FitJob) -> str:

@@ -152,14 +152,6 @@ class RunLog:
         self.runs[number - 1] = dataclasses.replace(self.runs[number - 1], **changes)  # type: ignore[arg-type]
         self._changed(self.runs[number - 1], changes)
 
-    def pin(self, number: int, name: str) -> None:
-        """Give a run a name and compare with it; an empty name unpins it."""
-        self.change(number, name=name)
-        if name:
-            self.compared = number
-        elif self.compared == number:
-            self.compared = 0
-
     def clear(self) -> None:
         """Take every run off the table that is neither pinned nor the last one."""
         found = [r.number for r in self.runs[:-1] if not r.name and not r.cleared]
@@ -205,11 +197,6 @@ class RunLog:
     def compared_run(self) -> Run | None:
         """The run that pictures compare with."""
         return self.runs[self.compared - 1] if self.compared else None
-
-    def comparison(self, shown: Run | None) -> Run | None:
-        """Return the run to draw beside the shown one; None if that is the same or nothing is."""
-        run = self.compared_run
-        return None if shown is None or run is None or run.number == shown.number else run
 
 
 def count_runs(number: int) -> str:

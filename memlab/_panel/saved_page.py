@@ -1,7 +1,8 @@
 """A step as a page that lives without a kernel: recorded steps, the page's script, and its style.
 
 `page/app.js` describes what the page is given. What it computes is in the recorded steps: batch
-size, accumulation and memory budget, as far as these cover them.
+size, accumulation and memory budget, as far as these cover them. A page of one result holds that
+instead, and moves nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memlab import plots
-from memlab._panel import choices, state, table
+from memlab._panel import catalog, choices, state, table
 from memlab._panel.job import Latest
 from memlab._panel.joined import PAGE, joined
+from memlab._panel.questions import Question
 from memlab._panel.state import describe
 from memlab._util.tables import columns_table
 from memlab._util.units import shown as shown_value
@@ -36,11 +38,12 @@ from memlab.techniques.every import CONTROLS
 if TYPE_CHECKING:
     from memlab._panel.asked import Asked, Shown
     from memlab._panel.page import Page
-    from memlab._panel.runs import RunLog
+    from memlab._panel.runs import Run, RunLog
     from memlab.prediction.predict import Prediction
     from memlab.workload import Workload
 
-ON_SLIDERS = ("batch_size", "accumulation_steps", "memory_budget")
+FORMAT, VERSION = "memlab page", 1
+BEGINS = f'mount(root, {{"format":"{FORMAT}"'  # what a page is given, in its script
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +51,9 @@ class SavedStep:
     """What a page shows.
 
     Attributes:
-        workload: of the step.
+        workload_name: of the step.
         device: its name, such as "t4".
+        where: on what, in words.
         config: on screen.
         limit: as typed; "" for what the device can hold.
         usable_bytes: that a step can hold there; None if it is not known.
@@ -57,8 +61,9 @@ class SavedStep:
         code: that makes this step.
     """
 
-    workload: Workload
+    workload_name: str
     device: str
+    where: str
     config: StepConfig
     limit: str
     usable_bytes: int | None
@@ -124,38 +129,55 @@ def payload_of(
     steps: Sequence[str],
     number_format: str,
     runs: Mapping[str, Any],
+    *,
+    comparable: Sequence[int] = (),
+    told: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return what the page is given, as plain JSON types.
 
     Args:
         shown: the step.
-        steps: files of it and of its relatives, in base64.
+        steps: files of it and of its relatives, in base64; or the file of one result.
         number_format: of its model.
         runs: the table of runs, as `table.told` returns it.
+        comparable: numbers of runs that the steps tell of.
+        told: what is said of a result; None for a step that sliders move.
     """
-    config = shown.config
+    config, default = shown.config, StepConfig()
     fixed = [
         (control.label, control.in_words(getattr(config, field)))
         for field, control in CONTROLS.items()
-        if field not in ON_SLIDERS and getattr(config, field) != getattr(StepConfig(), field)
+        if field != "precision"
+        and (
+            told if field in catalog.SLIDERS else getattr(config, field) != getattr(default, field)
+        )
     ]
+    what = "one result" if told else "a recorded step, computed in this page"
     return {
-        "workload": shown.workload.name,
+        "format": FORMAT,
+        "version": VERSION,
+        "workload": shown.workload_name,
         "device": shown.device,
+        "where": shown.where,
         "usableBytes": shown.usable_bytes,
         "limit": shown.limit,
-        "setting": {
-            "batchSize": config.batch_size,
-            "accumulationSteps": config.accumulation_steps,
-            "memoryBudget": config.memory_budget,
-        },
-        "fixed": [("Number format", number_format), *(f for f in fixed if f[0] != "Precision")],
+        "setting": state.on_sliders(config),
+        "controls": [{**catalog.control(f, "slider"), "tooltip": ""} for f in catalog.SLIDERS],
+        "fixed": [("Number format", number_format), *fixed],
         "divided": shown.divided,
         "code": shown.code,
-        "made": f"made by memlab {__version__}",
+        "made": f"made by memlab {__version__}: {what}; no kernel runs",
         "steps": list(steps),
         "runs": runs if runs["rows"] else None,
+        "comparable": list(comparable),
+        "told": told,
     }
+
+
+def comparable(log: RunLog, shown: SavedStep) -> list[int]:
+    """Return which runs of this panel the recorded steps of a page tell of."""
+    here = Question(shown.workload_name, shown.config, shown.device).relatives
+    return [run.number for run in log.own if Question.of(run.result).relatives == here]
 
 
 def files_of(workload: Workload, predictions: Sequence[Prediction]) -> list[str]:
@@ -173,15 +195,16 @@ def divided_words(workload: Workload) -> str:
     return state.divided_words(inspect_workload(workload), accumulation_effect(workload))
 
 
-def as_document(payload: dict[str, Any], still: str) -> str:
+def as_document(payload: dict[str, Any], still: str, *, keeps_link: bool = True) -> str:
     """Return a whole HTML file, which asks no other host for anything.
 
     Args:
         payload: of `payload_of`.
         still: what is shown where no script runs, as HTML.
+        keeps_link: whether the address of the page holds the settings.
     """
     title = html.escape(f"{payload['workload']} on {payload['device']}: memory of a step")
-    body = _mounted("ml", still, payload, keeps_link=True)
+    body = mounted("ml", still, payload, keeps_link=keeps_link)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -190,10 +213,10 @@ def as_document(payload: dict[str, Any], still: str) -> str:
     )
 
 
-def _mounted(name: str, still: str, payload: dict[str, Any], *, keeps_link: bool) -> str:
+def mounted(name: str, still: str, payload: dict[str, Any], *, keeps_link: bool = False) -> str:
     """Return an element and the script that shows a step in it.
 
-    In a notebook the script leaves it to a panel beside it that lives.
+    The script leaves it to a panel that lives on the same page and hides it.
 
     Args:
         name: id of the element, with which those of its parts begin.
@@ -299,48 +322,68 @@ class Still:
         still = self.of(result) if result else f"<p>{html.escape(EMPTY)}</p>"
         if payload is None:
             return f'<div id="{self._name}" class="ml-still">{still}</div>'
-        return _mounted(self._name, still, payload, keeps_link=False)
+        return mounted(self._name, still, payload)
 
     def of(self, result: StepResult) -> str:
         """Return a result as HTML for where no script runs: in words, a picture, and all runs."""
-        where = "predicted for" if result.source is Source.PREDICTED else "on"
-        title = f"{result.workload_name}, {where} {result.device}: {describe(result)}"
-        said = f"<p><b>{html.escape(title)}</b></p><p>{html.escape(result.message)}</p>"
-        return f"{said}{self._picture(result)}{_plain_table(table.told(self._log))}"
+        compared = self._log.compared_run
+        beside = None if compared is None or compared.result is result else compared
+        return still_of(result, self._asked.limit, table.told(self._log), beside)
 
     def payload(self) -> dict[str, Any] | None:
         """Return what a page without a kernel is given; None while no step is recorded."""
         result, steps = self._result, self._page.step_files()
         if result is None or not steps:
             return None
+        device = choices.name_of(self._asked.device)
         shown = SavedStep(
-            workload=self._asked.workload,
-            device=choices.name_of(self._asked.device),
+            workload_name=self._asked.workload.name,
+            device=device,
+            where=f"on {device}",
             config=self._asked.config,
             limit=self._asked.limit_text,
             usable_bytes=self._asked.capacity,
             divided=self._page.divided,
             code=self._asked.source(),
         )
-        return payload_of(shown, steps, result.number_format, table.told(self._log))
-
-    def _picture(self, result: StepResult) -> str:
-        if result.timeline is None or not len(result.timeline):
-            return ""
-        compared = self._log.compared_run
-        beside = None if compared is None or compared.result is result else compared
-        figure = plots.timeline(
-            result,
-            limit_bytes=self._asked.limit,
-            size=PICTURE_SIZE,
-            compare=beside.result if beside else None,
-            compare_label=beside.label if beside else "",
+        return payload_of(
+            shown,
+            steps,
+            result.number_format,
+            table.told(self._log),
+            comparable=comparable(self._log, shown),
         )
-        picture = base64.b64encode(plots.to_png(figure)).decode()
-        return f'<img alt="{html.escape(str(result))}" src="data:image/png;base64,{picture}">'
 
 
-def _plain_table(runs: Mapping[str, Any]) -> str:
+def still_of(
+    result: StepResult, limit_bytes: int | None, runs: Mapping[str, Any], beside: Run | None = None
+) -> str:
+    """Return a result in words, as a picture, and the table of runs, as HTML without scripts.
+
+    Args:
+        result: of the step; it may have no timeline, and then there is no picture.
+        limit_bytes: that the picture shows.
+        runs: the table of runs, as `table.told` returns it.
+        beside: a run that the picture compares it with.
+    """
+    where = "predicted for" if result.source is Source.PREDICTED else "on"
+    title = f"{result.workload_name}, {where} {result.device}: {describe(result)}"
+    said = f"<p><b>{html.escape(title)}</b></p><p>{html.escape(result.message)}</p>"
+    if result.timeline is None or not len(result.timeline):
+        return f"{said}{plain_table(runs)}"
+    figure = plots.timeline(
+        result,
+        limit_bytes=limit_bytes,
+        size=PICTURE_SIZE,
+        compare=beside.result if beside else None,
+        compare_label=beside.label if beside else "",
+    )
+    picture = base64.b64encode(plots.to_png(figure)).decode()
+    image = f'<img alt="{html.escape(str(result))}" src="data:image/png;base64,{picture}">'
+    return f"{said}{image}{plain_table(runs)}"
+
+
+def plain_table(runs: Mapping[str, Any]) -> str:
     """Return the table of runs as HTML without style; "" without a run."""
     heads = [column["name"] for column in runs["columns"]]
     rows = [

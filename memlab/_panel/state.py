@@ -203,6 +203,15 @@ def dividing_accumulation(settings: Settings) -> int:
     return math.gcd(samples, largest_accumulation(settings["accumulation_steps"]))
 
 
+def on_sliders(config: StepConfig) -> dict[str, float]:
+    """Return what a page computes with."""
+    return {
+        "batchSize": config.batch_size,
+        "accumulationSteps": config.accumulation_steps,
+        "memoryBudget": config.memory_budget,
+    }
+
+
 def describe(result: StepResult) -> str:
     """Return a run's settings in words: the four sliders, then what differs from the defaults."""
     config = result.config

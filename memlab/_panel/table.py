@@ -169,6 +169,8 @@ def _row(run: Run, columns: Sequence[RunColumn], compared: int) -> dict[str, Any
         "number": run.number,
         "name": run.own_name,
         "label": run.label,
+        "settings": state.briefly(result),
+        "setting": state.on_sliders(result.config),
         "isPinned": bool(run.name),
         "isPredicted": run.is_predicted,
         "isEarlier": run.is_earlier,

@@ -334,7 +334,8 @@ def bytes_of_argument(argument: Any) -> int:
 CPU = torch.device("cpu")
 # Norms keep these in the format of their weight, but fake tensors have that of the input (bf16).
 STATISTICS = frozenset({"save_mean", "save_invstd", "save_var", "mean", "rstd"})
-RNN_BACKWARD = "aten.mkldnn_rnn_layer_backward.default"
+RECURRENT = "aten.mkldnn_rnn_layer"  # its sequences have three dimensions, time first
+RNN_BACKWARD = f"{RECURRENT}_backward.default"
 GROUPED = "aten._grouped_mm.default"
 # Functions of whole matrices take as long as a number of products of these matrices: LAPACK's
 # singular values and eigenvalues about ten, a matrix exponential up to twenty.
@@ -540,13 +541,16 @@ def smaller(signature: Signature, share: float) -> tuple[Signature, float] | Non
 
     The size of the largest tensor's leading dimension is replaced wherever it is the leading
     dimension of a tensor or an argument. In operators over lists of tensors each tensor is cut by
-    itself, to a whole number of rows.
+    itself, to a whole number of rows. A recurrent layer gets fewer time steps: its kernel does not
+    check that weights have the size of the state, and would read beyond their end.
     """
     specs = [spec for spec in tensors_of(signature) if spec.shape]
     if not specs:
         return None
     if signature[0].startswith(("aten._foreach_", "aten._fused_")):
         return map_tensors(signature, lambda spec: _cut(spec, share)), share
+    if signature[0].startswith(RECURRENT):
+        return _with_fewer_steps(signature, share)
 
     whole = max(specs, key=lambda spec: spec.nbytes).shape[0]
     part = max(1, round(whole * share))
@@ -562,6 +566,16 @@ def smaller(signature: Signature, share: float) -> tuple[Signature, float] | Non
 
     changed = tuple((name, change(key)) for name, key in signature[2])
     return (signature[0], change(signature[1]), changed), part / whole
+
+
+def _with_fewer_steps(signature: Signature, share: float) -> tuple[Signature, float] | None:
+    """Return a recurrent layer's call over fewer time steps, which lead its sequences alone."""
+    whole = tensors_of(signature)[0].shape[0]
+    part = max(1, round(whole * share))
+    if part == whole:
+        return None
+    cut = map_tensors(signature, lambda one: _led_by(one, part) if len(one.shape) == 3 else one)
+    return cut, part / whole
 
 
 def _led_by(spec: TensorSpec, size: int) -> TensorSpec:

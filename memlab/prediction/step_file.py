@@ -1,6 +1,7 @@
 """A recorded step as one small file, from which a page computes what `BatchSizeModel` computes.
 
-`packed` writes it; `_panel/page/step_file.js` reads it. The file is gzip over three parts:
+`packed` writes it, and `packed_result` the same for one result with its timeline; `result_in` reads
+the result of both, `_panel/page/step_file.js` all. The file is gzip over three parts:
 
     4 bytes     length of the header, little-endian
     header      JSON: names, settings, uncertainties, plans of memory budgets, list of the arrays
@@ -13,7 +14,9 @@ operator may have a workspace, and few do. The rest is numbered anew.
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +24,13 @@ import numpy as np
 
 from memlab._version import __version__
 from memlab.config import Sharding, StepConfig
+from memlab.errors import ConfigError, MemlabError
 from memlab.prediction.batch_size_model import BatchSizeModel
 from memlab.prediction.interpolation import can_replan
+from memlab.result import StepResult
 from memlab.techniques import every
 from memlab.techniques.checkpointing import checkpointing
+from memlab.trace import CATEGORIES
 from memlab.tracing.program import MOST_RECORDED
 
 if TYPE_CHECKING:
@@ -33,8 +39,11 @@ if TYPE_CHECKING:
     from memlab.prediction.budget_frontier import BudgetFrontier
     from memlab.prediction.predict import Prediction
 
-FORMAT, VERSION = "memlab step", 1
+FORMAT, OF_RESULT, VERSION = "memlab step", "memlab result", 1
 ALIGNMENT = 8
+MOST_BYTES = 2**28  # of what a file unpacks to
+DAMAGES = (OSError, EOFError, LookupError, MemlabError, RecursionError, TypeError, ValueError,
+           zlib.error)  # fmt: skip
 
 
 def packed(
@@ -60,10 +69,6 @@ def packed(
     recording = program.recording
 
     header = {
-        "format": FORMAT,
-        "version": VERSION,
-        "memlab": __version__,
-        "result": {**result.to_dict(), "timeline": None, "ranks": [], "printed": ""},
         "data_parallel_size": result.config.data_parallel_size,
         "sizes": list(program.sizes),
         "other_size": program.other_size,
@@ -81,8 +86,73 @@ def packed(
             "expandable_segments": model.settings.expandable_segments
         },
         "plans": None if frontier is None or planned is None else _plans(frontier, planned),
-        "arrays": [[name, str(values.dtype), len(values)] for name, values in arrays.items()],
     }  # fmt: skip
+    return _file(FORMAT, result, header, arrays)
+
+
+def packed_result(result: StepResult) -> bytes:
+    """Return the file of one result: what it says, and its timeline by category.
+
+    Of bytes it holds the changes from instant to instant, which are mostly zero.
+    """
+    timeline, arrays = result.timeline, {}
+    if timeline is not None and len(timeline):
+        changes = np.diff(timeline.bytes_by_category, axis=0, prepend=0).astype(np.float64)
+        arrays = dict(zip(map(str, CATEGORIES), changes.T, strict=True))
+        arrays |= {"phase": timeline.phase.astype(np.uint8)}
+        arrays |= {name: getattr(timeline, name) for name in ("micro_batch", "operator")}
+    return _file(OF_RESULT, result, {}, arrays)
+
+
+def result_in(file: bytes) -> StepResult:
+    """Return the result in a file of `packed` or `packed_result`; only the latter has a timeline.
+
+    Raises:
+        ConfigError: it is no such file, damaged, or of a newer version.
+    """
+    try:
+        data = gzip.GzipFile(fileobj=io.BytesIO(file)).read(MOST_BYTES + 1)
+        end = 4 + int.from_bytes(data[:4], "little")
+        header = json.loads(data[4:end])
+        is_ours = header["format"] in (FORMAT, OF_RESULT) and len(data) <= MOST_BYTES
+        is_newer = is_ours and header["version"] > VERSION
+        if is_ours and not is_newer:
+            timeline = _timeline(header, data) if header["format"] == OF_RESULT else None
+            return StepResult.from_dict({**header["result"], "timeline": timeline})
+    except DAMAGES as error:
+        raise ConfigError(f"holds a step that is damaged ({type(error).__name__})") from error
+    if is_newer:
+        raise ConfigError("was written by a newer memlab: update memlab to open it")
+    raise ConfigError("holds something else than a step that memlab wrote")
+
+
+def _timeline(header: dict[str, Any], data: bytes) -> dict[str, Any] | None:
+    """Return the timeline of a result as `Timeline.from_dict` takes it; None if it has none."""
+    arrays = {}
+    at = 4 + int.from_bytes(data[:4], "little")
+    for name, kind, count in header["arrays"]:
+        at += -at % ALIGNMENT
+        arrays[name] = np.frombuffer(data, kind, count, at)
+        at += arrays[name].nbytes
+    if not arrays:
+        return None
+    changes = np.stack([arrays[str(category)] for category in CATEGORIES], axis=1)
+    columns = {name: arrays[name] for name in ("phase", "micro_batch", "operator")}
+    return {"bytes_by_category": changes.astype(np.int64).cumsum(axis=0), **columns}
+
+
+def _file(
+    form: str, result: StepResult, more: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]
+) -> bytes:
+    """Return the file of a result, with more in its header, and arrays."""
+    header = {
+        "format": form,
+        "version": VERSION,
+        "memlab": __version__,
+        "result": replace(result, timeline=None, ranks=(), printed="").to_dict(),
+        **more,
+        "arrays": [[name, str(values.dtype), len(values)] for name, values in arrays.items()],
+    }
     text = json.dumps(header, separators=(",", ":")).encode()
     parts = [len(text).to_bytes(4, "little"), text]
     parts.append(bytes(-(len(text) + 4) % ALIGNMENT))

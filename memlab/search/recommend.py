@@ -445,7 +445,8 @@ def recommend(
         seed: as for `predict`.
         timeout_seconds: as for `predict`, for each prediction and each run.
         on_progress: as for `measure`; the text says which step of the search is predicted, how long
-            the search has taken, and what is the best so far.
+            the search has taken, and what is the best so far. A new best so far is told as a
+            `memlab.search.search.BestSoFar`, which has its result.
         progress: as for `measure`.
         cancel: as for `measure`.
 

@@ -170,6 +170,19 @@ MOST_TOO_LARGE = 3  # exact predictions of a step that do not fit; then only lik
 OTHER_PRODUCTS = "precision"  # of what may be faster only this changes the products of a step
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BestSoFar(Progress):
+    """A setting was found that fits and is the fastest so far; every rank of it was predicted.
+
+    Attributes:
+        result: of it, judged by the limit.
+        prediction: the same without a limit.
+    """
+
+    result: StepResult
+    prediction: Prediction
+
+
 @dataclass(slots=True)
 class Race:
     """One call of `recommend`: the searches of one or several workloads, and how far they are.
@@ -248,13 +261,17 @@ class Race:
         settings = " and ".join(map(in_words, chosen))
         self.doing = f"{of_which}{f' with {settings}' if settings else ''}: "
 
-    def found(self, result: StepResult) -> None:
-        """Say at once what is the best so far."""
+    def found(self, result: StepResult, prediction: Prediction | None) -> None:
+        """Say at once what is the best so far; it is handed over if it was predicted as a whole."""
         peak = counted(result)
         least = format_bytes(min(peak.nbytes, peak.needed_bytes or peak.nbytes))
         time = f"{result.time_words}, " if result.time_words else ""
         self.best = f"{time}{least}, with {result.config}"
-        self(Progress(text="found one that fits", fraction=1.0))
+        said: dict[str, Any] = {"text": "found one that fits", "fraction": 1.0}
+        if prediction is None:
+            self(Progress(**said))
+        else:
+            self(BestSoFar(**said, result=result, prediction=prediction))
 
     def __call__(self, progress: Progress) -> None:
         """Pass progress on, with how far the search is."""
@@ -265,7 +282,8 @@ class Race:
             done = (self.recorded - 1 + progress.fraction) / most
             seconds = time.monotonic() - self.started
             best = f"; best so far: {self.best}" if self.best else ""
-            progress = Progress(
+            progress = replace(
+                progress,
                 text=f"searching for {seconds:.0f} s, step {self.recorded} of at most {most}"
                 f"{self.doing}{progress.text}{best}",
                 fraction=min(max(done, seconds / (2 * self.patience)), 1.0),
@@ -736,7 +754,10 @@ class WorkloadSearch:
             self.fitting = sorted(self.best_of.values(), key=lambda one: one.rank)
             fastest = self.race.fastest
             assert fastest is not None
-            self.race.found(fastest.result)
+            config = sure.result.config
+            is_whole = fastest is sure and config not in self.known.of_one_rank
+            predicted = self.known.predictions.get(config) if is_whole else None
+            self.race.found(fastest.result, predicted)
 
     def _learn(self, key: Key, alternative: Alternative, nbytes: int) -> None:
         """Note what an exact prediction says of other estimates of the same step."""

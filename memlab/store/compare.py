@@ -402,11 +402,15 @@ def _of_content(path: Path, data: bytes) -> list[StepResult]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError(f"is no text and no store; allowed is {ALLOWED}") from None
-    return _of_json(text) if text.lstrip()[:1] in ("{", "[") else _of_csv(text)
+    return results_of_json(text) if text.lstrip()[:1] in ("{", "[") else _of_csv(text)
 
 
-def _of_json(text: str) -> list[StepResult]:
-    """Return what `--json` and `DataFrame.to_json(orient="records")` write, and lists of it."""
+def results_of_json(text: str) -> list[StepResult]:
+    """Return what `--json` and `DataFrame.to_json(orient="records")` write, and lists of it.
+
+    Raises:
+        ConfigError: it is something else; the message says what it is, after a subject.
+    """
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:

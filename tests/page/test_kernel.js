@@ -1,6 +1,7 @@
 /** The kernel's side of a panel, played by a fake model: what is asked of it, and when. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { resultFile } from "./files.js";
 import { Kernel } from "../../memlab/_panel/page/kernel.js";
 
 const FIELDS = { workload: "gpt", batch_size: 8, accumulation_steps: 1, memory_budget: 1 };
@@ -16,7 +17,7 @@ function modelOf(traits = {}) {
   const state = {
     asked: { by: "kernel", move: 0, fields: FIELDS },
     answer: { by: "kernel", move: 0, family: "1", steps: [4, 5], run: null },
-    job: { running: false, byCell: false },
+    job: { running: false, byCell: "" },
     runs: { rows: [] },
     ...traits,
   };
@@ -41,14 +42,14 @@ function modelOf(traits = {}) {
 test("a page begins with what the traits say, and asks once for what it lacks", () => {
   const rows = [
     { number: 2, isCompared: true, isPredicted: false },
-    { number: 3, isCompared: true, isPredicted: true },
+    { number: 3, isCompared: true, isPredicted: true }, // a kept prediction
   ];
   const model = modelOf({ runs: { rows } });
   const kernel = new Kernel(model, el);
   assert.deepEqual(kernel.store.state.fields, FIELDS);
   assert.ok(kernel.isCurrent);
   assert.deepEqual(model.sent, [
-    { type: "need", steps: [4, 5], runs: [2], csv: false },
+    { type: "need", steps: [4, 5], runs: [2, 3], csv: false },
     { type: "open", by: kernel.id, panes: [], begins: true },
   ]);
   model.set("answer", { ...model.state.answer, run: 2, steps: [4, 5, 6] });
@@ -75,6 +76,20 @@ test("a press of Run takes with it what the kernel does not know", () => {
   kernel.tell({ type: "run" });
   assert.deepEqual(model.sent.at(-1), { type: "run", by, move: 2, fields: {} });
   kernel.close();
+});
+
+test("what is asked of the settings on screen is asked of those that a hand has just set", () => {
+  for (const type of ["fit", "use", "compareBase"]) {
+    const model = modelOf();
+    const kernel = new Kernel(model, el);
+    kernel.store.move({ batch_size: 16 });
+    kernel.store.move({ batch_size: 32 });
+    kernel.tell({ type, at: 1 });
+    const { by, move, fields } = model.sent.at(-1);
+    assert.deepEqual([by, move, fields], [kernel.id, 2, { batch_size: 32 }], type);
+    assert.deepEqual(kernel.outbox.waiting, {}, "nothing comes later");
+    kernel.close();
+  }
 });
 
 test("after the end of its kernel a panel still moves, says so and offers no Stop", () => {
@@ -108,6 +123,39 @@ test("an old echo changes nothing; what the kernel sets can be undone", () => {
   kernel.close();
 });
 
+test("a drag in another tab is undone as one move, and so is all that a search moves", (context) => {
+  let now = 0;
+  context.mock.method(performance, "now", () => now);
+  const model = modelOf();
+  const kernel = new Kernel(model, el);
+  let move = 0;
+  /** @param {string} by @param {Record<string, any>} changes @param {number} later milliseconds */
+  const others = (by, changes, later) => {
+    [now, move] = [now + later, move + 1];
+    model.set("asked", { by, move, fields: { ...model.state.asked.fields, ...changes } });
+  };
+  for (const batch_size of [12, 16, 24, 32]) others("another tab", { batch_size }, 80);
+  others("another tab", { accumulation_steps: 2 }, 80);
+  others("another tab", { accumulation_steps: 4 }, 5000);
+  for (const memory_budget of [0.5, 0.7, 0.8]) others("search 1", { memory_budget }, 5000);
+  others("search 2", { memory_budget: 0.9 }, 80);
+  /** @type {any[]} */
+  const undone = [];
+  while (kernel.store.past.length) {
+    kernel.store.undo();
+    const { batch_size, accumulation_steps, memory_budget } = kernel.store.state.fields;
+    undone.push([batch_size, accumulation_steps, memory_budget]);
+  }
+  assert.deepEqual(undone, [
+    [32, 4, 0.8],
+    [32, 4, 1],
+    [32, 2, 1],
+    [32, 1, 1],
+    [8, 1, 1],
+  ]);
+  kernel.close();
+});
+
 test("recordings of other settings are not used", () => {
   const model = modelOf();
   const kernel = new Kernel(model, el);
@@ -121,21 +169,49 @@ test("recordings of other settings are not used", () => {
   kernel.close();
 });
 
-test("measured lines come as bytes, which need not be aligned", async () => {
+test("the recordings of a compared run are asked for, and are those of that run alone", () => {
+  const model = modelOf({
+    answer: {
+      ...{ by: "kernel", move: 0, family: "1", steps: [4], run: null },
+      compared: { run: 2, steps: [4, 7] },
+    },
+  });
+  const kernel = new Kernel(model, el);
+  assert.deepEqual(model.sent[0], { type: "need", steps: [4, 7], runs: [], csv: false });
+  kernel.recorded.set(7, /** @type {any} */ ("a recording"));
+  const [first, second] = [1, 2].map((number) => /** @type {any} */ ({ number }));
+  assert.deepEqual(kernel.stepsOf(second), ["a recording"]);
+  assert.equal(kernel.stepsOf(second), kernel.stepsOf(second), "the same list");
+  assert.deepEqual(kernel.stepsOf(first), []);
+  model.set("answer", { ...model.state.answer, compared: null });
+  assert.deepEqual(kernel.stepsOf(second), []);
+  kernel.close();
+});
+
+test("what a run held comes as a file, and stays while the limit moves", async () => {
   const model = modelOf();
   const kernel = new Kernel(model, el);
-  const bytes = new Uint8Array(3 + 16);
-  bytes.set(new Uint8Array(Float64Array.from([1.5, 2 ** 40]).buffer), 3);
-  const views = [new DataView(bytes.buffer, 3), new Uint8Array([2, 3]), new Int32Array([0, 1])];
-  model.fire(
-    "msg:custom",
-    { type: "run", number: 7 },
-    views.map((view) => new DataView(view.buffer, view.byteOffset, view.byteLength)),
-  );
-  model.fire("msg:custom", { type: "run", number: 8 }, []);
-  assert.deepEqual([...(kernel.measured(7)?.total ?? [])], [1.5, 2 ** 40]);
-  assert.deepEqual([...(kernel.measured(7)?.microBatch ?? [])], [0, 1]);
-  assert.equal(kernel.measured(8), null);
+  const { fields } = kernel.store.state;
+  model.set("answer", { ...model.state.answer, run: 7 });
+  const files = { 7: resultFile({ parameters: [1, 2 ** 40 - 1] }), 8: resultFile({}) };
+  for (const [id, file] of Object.entries(files)) {
+    const bytes = new Uint8Array([0, 0, 0, ...file]); // in a message they need not be aligned
+    model.fire("msg:custom", { type: "run", id: Number(id) }, [new DataView(bytes.buffer, 3)]);
+  }
+  while (!kernel.lines.has(8)) await new Promise((done) => setTimeout(done));
+  const held = kernel.measured(7);
+  assert.deepEqual([...(held?.timeline.total ?? [])], [1, 2 ** 40]);
+  assert.deepEqual([...(held?.timeline.microBatch ?? [])], [0, 0]);
+  assert.equal(kernel.measured(8), null, "it failed before it held anything");
+
+  assert.equal(kernel.ran(fields), held);
+  kernel.store.move({ memory_limit: "2 GiB" });
+  assert.ok(!kernel.isCurrent);
+  assert.equal(kernel.ran(kernel.store.state.fields), held);
+  kernel.store.move({ batch_size: 64 });
+  assert.equal(kernel.ran(kernel.store.state.fields), null, "another step");
+  model.set("answer", { ...model.state.answer, run: null });
+  assert.equal(kernel.ran(fields), null, "the kernel says that it was not run");
   kernel.close();
 });
 

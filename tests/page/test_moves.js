@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Moves, Outbox } from "../../memlab/_panel/page/moves.js";
 import { familyKey, settingOf, share, wholeNumber } from "../../memlab/_panel/page/settings.js";
-import { Store, fromLink, toLink } from "../../memlab/_panel/page/store.js";
+import { AT_FIRST, Store, fromLink, toLink } from "../../memlab/_panel/page/store.js";
 
 const SET = { batch_size: 8, accumulation_steps: 1, precision: "fp32" };
 
@@ -64,17 +64,12 @@ test("the first change is sent at once, others together, the last always", (cont
 test("a store undoes every setting, and tells what has changed", () => {
   /** @type {object[]} */
   const told = [];
-  const state = {
-    fields: SET,
-    view: /** @type {const} */ ("category"),
-    instant: null,
-    module: null,
-  };
+  const state = { ...AT_FIRST, fields: SET };
   const store = new Store(state, (changes) => told.push(changes));
   store.move({ precision: "bf16" });
   store.move({ precision: "bf16" });
   store.move({ batch_size: 16 });
-  store.receive({ ...SET, accumulation_steps: 4 });
+  store.receive({ ...SET, accumulation_steps: 4 }, "kernel");
   store.adopt({ ...SET, accumulation_steps: 4 });
   store.undo();
   assert.deepEqual(store.state.fields, { ...SET, precision: "bf16", batch_size: 16 });
@@ -95,7 +90,7 @@ test("a store undoes every setting, and tells what has changed", () => {
 
 test("a link keeps what sliders move, and nonsense in it changes nothing", () => {
   const fields = { ...SET, memory_budget: 0.5, memory_limit: "8 GiB" };
-  const state = { fields, view: /** @type {const} */ ("category"), instant: null, module: null };
+  const state = { ...AT_FIRST, fields };
   const moved = { ...state, fields: { ...fields, batch_size: 64, memory_budget: 0 } };
   assert.deepEqual(fromLink(toLink(moved), state), moved);
   assert.deepEqual(fromLink("#batch_size=-3&memory_budget=7&accumulation_steps=x", state), state);

@@ -2,31 +2,18 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { gzipSync } from "node:zlib";
+import { fileOf } from "./files.js";
 import { StepFileError, readStepFile } from "../../memlab/_panel/page/step_file.js";
 
 const VALUES = [1.5, -2, 2 ** 40];
 
-/**
- * A file with one array.
- *
- * @param {object} [changed] fields of its header
- * @param {number} [cut] bytes left out at the end, before it is compressed
- */
-function file(changed = {}, cut = 0) {
-  const arrays = [["block_bytes", "float64", VALUES.length]];
-  const text = JSON.stringify({ format: "memlab step", version: 1, arrays, ...changed });
-  const header = Buffer.from(text);
-  const length = Buffer.alloc(4);
-  length.writeUInt32LE(header.length);
-  const padding = Buffer.alloc((8 - ((4 + header.length) % 8)) % 8);
-  const data = Buffer.concat([
-    length,
-    header,
-    padding,
-    Buffer.from(new Float64Array(VALUES).buffer),
-  ]);
-  return gzipSync(data.subarray(0, data.length - cut));
-}
+/** A file with one array. @param {object} [changed] fields of its header @param {number} [cut] */
+const file = (changed = {}, cut = 0) =>
+  fileOf(
+    { format: "memlab step", version: 1, ...changed },
+    { block_bytes: Float64Array.from(VALUES) },
+    cut,
+  );
 
 /** @param {Uint8Array} bytes @param {RegExp} said */
 async function refused(bytes, said) {

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from memlab._panel.choices import LARGEST, neighbours
+from memlab._panel.choices import LARGEST, neighbours, positions
 from tests.forecast_parts import question
 
 OFFERED = ("as-built", "bf16")
@@ -60,7 +60,13 @@ def test_no_neighbour_lies_beyond_the_end_of_its_slider():
         ("batch_size", 4),
     ]
     largest = question(LARGEST["batch_size"], LARGEST["accumulation_steps"])
-    assert max(value for name, value in changed(largest, ()) if name != "memory_budget") == 128
+    ahead = [value for name, value in changed(largest, ()) if name != "memory_budget"]
+    assert max(ahead) == LARGEST["batch_size"] // 2
+    for name, most in LARGEST.items():
+        assert positions(name)[-1] == most
+    assert positions("batch_size")[:8] == [1, 2, 3, 4, 6, 8, 12, 16]
+    assert positions("world_size")[:4] == [1, 2, 4, 8]
+    assert [positions("memory_budget")[at] for at in (0, 1, 20)] == [0.0, 0.05, 1.0]
 
 
 def test_what_cannot_be_is_no_neighbour():

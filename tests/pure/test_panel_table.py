@@ -96,13 +96,18 @@ def test_a_row_holds_what_the_page_sorts_filters_and_draws():
         make_result(Outcome.CANCELLED, peak=None, step_seconds=None),
         predicted(peak_reserved_bytes=2 * MIB, device="h200", workload_name="gpt"),
     )
-    log.pin(1, "the plain one")
+    log.change(1, name="the plain one")
+    log.compared = 1
     ran, stopped, kept = table.told(log)["rows"]
     assert (ran["peakBytes"], ran["samplesPerSecond"], ran["seconds"]) == (3 * MIB, 10.0, 0.5)
     assert (ran["label"], ran["isCompared"], ran["isPredicted"]) == ("the plain one", True, False)
     assert (stopped["peakBytes"], stopped["seconds"], stopped["isStopped"]) == (None, None, True)
     assert (kept["kindOfPeak"], kept["peakBytes"]) == ("reserved", 2 * MIB)
     assert (kept["device"], kept["workload"], kept["isPredicted"]) == ("h200", "gpt", True)
+    assert (ran["settings"], ran["setting"]) == (
+        "batch 8",
+        {"batchSize": 8, "accumulationSteps": 1, "memoryBudget": 1.0},
+    )
 
 
 # clear and its undo
@@ -110,8 +115,6 @@ def test_a_row_holds_what_the_page_sorts_filters_and_draws():
 
 def test_clear_can_be_undone_until_the_next_run():
     log = logged(*(make_result() for _ in range(3)))
-    log.pin(2, "good")
-    log.pin(2, "")
     log.compared = 1
     log.clear()
     assert ([run.number for run in log.visible], log.compared) == ([3], 0)

@@ -283,6 +283,7 @@ def test_every_field_has_one_control_in_a_place_of_the_page():
         assert (control["kind"] == "choice") == bool(control["choices"]) or control["kind"] == (
             "number"
         ), control["field"]
+        assert (control["kind"] == "number") == bool(control["positions"]), control["field"]
 
 
 def test_advice_says_what_does_not_fit_and_counts_no_prediction_as_a_run():
@@ -329,16 +330,15 @@ def test_clear_and_a_full_table_keep_pinned_runs_until_they_are_unpinned():
     log = RunLog()
     for _ in range(4):
         log.add(make_result())
-    log.pin(2, "good")
+    log.change(2, name="good")
     log.clear()
     assert [run.number for run in log.visible] == [2, 4]
-    assert log.comparison(log.last).number == 2
     assert len(log.runs) == 4
     for _ in range(40):
         log.add(make_result())
     assert [run.number for run in log.visible][:2] == [2, 15]
-    log.pin(2, "")
-    assert log.comparison(log.last) is None
+    log.change(2, name="")
+    assert log.visible[0].number == 15
 
 
 def test_columns_that_say_nothing_are_left_out():

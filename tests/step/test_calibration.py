@@ -13,7 +13,15 @@ from memlab import StepConfig
 from memlab._util.units import GIB, KIB, MIB
 from memlab.cost_model.calibration import calibrate, overhead_seconds
 from memlab.cost_model.cost_store import Store
-from memlab.devices.operators import RNN_BACKWARD, TensorSpec, build, signature_of, smaller, to_text
+from memlab.devices.operators import (
+    RNN_BACKWARD,
+    TensorSpec,
+    build,
+    signature_of,
+    smaller,
+    tensors_of,
+    to_text,
+)
 from memlab.memory.meter import Meter, record
 from memlab.techniques.step import build_step, set_seed
 from memlab.trace import Phase
@@ -163,13 +171,13 @@ def test_a_matrix_product_is_counted_by_hand():
     assert not cost.extrapolated
 
 
-def lstm_backward(workspace_bytes):
+def lstm_backward(workspace_bytes, steps=5, size=8):
     """Return the signatures of an LSTM layer's forward and backward, the latter as given."""
 
     def run(mode):
-        lstm = torch.nn.LSTM(8, 8)
+        lstm = torch.nn.LSTM(size, size)
         with mode:
-            lstm(torch.ones(5, 3, 8))[0].sum().backward()
+            lstm(torch.ones(steps, 3, size))[0].sum().backward()
 
     seen = in_place(run)
     (signature,) = [s for s in seen if s[0] == RNN_BACKWARD]
@@ -183,6 +191,22 @@ def test_an_lstm_runs_backward_though_fake_tensors_give_it_no_workspace():
     assert costs.reasons == {}
     assert costs[real] == costs[fake]
     assert costs[real].peak_bytes > 0
+
+
+def test_an_lstm_that_is_too_large_runs_over_fewer_time_steps():
+    """Its kernel does not look whether weights have the size of the state, and would crash."""
+    _, fake = lstm_backward(workspace_bytes=0, steps=80, size=64)  # the weights are its largest
+    specs, fewer = tensors_of(fake), tensors_of(smaller(fake, 0.5)[0])
+    assert {(one.shape, other.shape) for one, other in zip(specs, fewer, strict=True)} == {
+        *[(one.shape, one.shape) for one in specs if len(one.shape) < 3],
+        ((80, 3, 64), (40, 3, 64)),
+    }
+
+    whole, cut = alone([fake]), alone([fake], max_bytes=420 * KIB)
+    assert cut[fake].extrapolated
+    assert not whole[fake].extrapolated
+    assert cut[fake].output_bytes == whole[fake].output_bytes
+    assert cut[fake].peak_bytes == pytest.approx(whole[fake].peak_bytes, rel=0.01)
 
 
 def test_norms_run_backward_though_fake_tensors_say_bf16_of_their_statistics():

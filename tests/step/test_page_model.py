@@ -32,7 +32,7 @@ from memlab.prediction.interpolation import (
 )
 from memlab.prediction.plans import known_frontier
 from memlab.prediction.predict import Prediction
-from memlab.prediction.step_file import packed
+from memlab.prediction.step_file import packed, packed_result, result_in
 from memlab.result import StepResult
 from memlab.techniques import every
 from tests.models import blocks, made_of
@@ -159,8 +159,15 @@ def page_answers(
     step: Recorded, settings: Sequence[dict[str, Any]], folder: Path
 ) -> list[dict[str, Any] | None]:
     """Return what the page says of settings, by node."""
+    return answers(packed(step.prediction, step.frontier, step.config), settings, folder)
+
+
+def answers(
+    content: bytes, settings: Sequence[dict[str, Any]], folder: Path
+) -> list[dict[str, Any] | None]:
+    """Return what the page says of settings, by node, from the content of a file."""
     file = folder / "step.bin"
-    file.write_bytes(packed(step.prediction, step.frontier, step.config))
+    file.write_bytes(content)
     done = subprocess.run(
         [node(), FOLDER / "answers.js", file],
         input=json.dumps(settings), capture_output=True, text=True,
@@ -208,6 +215,18 @@ TECHNIQUES = {
     "one sample": StepConfig(batch_size=1),
     "uneven micro-batches": StepConfig(batch_size=8, accumulation_steps=3),
 }
+
+
+def test_a_result_has_the_same_timeline_on_the_page_and_in_its_file(tmp_path):
+    config = StepConfig(batch_size=6, accumulation_steps=3)
+    result = memlab.measure(blocks(), config, "cpu", repeats=1, isolate=False)
+    content = packed_result(result)
+    whole = {"batchSize": 6, "accumulationSteps": 3, "memoryBudget": 1, "limit": 1}
+    (found,) = answers(content, [whole], tmp_path)
+    assert found == {**in_numbers(result), "how": "measured", "runs": None}
+    again = result_in(content)
+    assert in_numbers(again) == in_numbers(result)
+    assert str(again) == str(result)
 
 
 @pytest.mark.parametrize("label", TECHNIQUES)

@@ -105,6 +105,24 @@ def test_progress_says_which_step_of_the_search_it_is():
     assert 0 <= min(fractions) <= max(fractions) < 1
 
 
+def test_each_best_so_far_is_told_before_the_answer_and_is_what_predict_says(plain):
+    told, limit = [], int(plain.peak_reserved_bytes * 0.6)
+    steps = ["accumulation_steps", "memory_budget", "precision"]
+    ranked = recommend(wide(), limit, BATCH, CARD, allow=steps, on_progress=told.append)
+    found = [progress for progress in told if isinstance(progress, search.BestSoFar)]
+    assert len(found) > 1, "the first is not the best"
+    assert told.index(found[0]) < len(told) / 2, "it comes early"
+    times = [one.result.step_seconds for one in found]
+    assert times == sorted(times, reverse=True)
+    assert found[-1].result.config == ranked[0].config
+    for one in found:
+        asked = memlab.predict(wide(), one.result.config, CARD, memory_limit=limit)
+        assert asked.fit == one.result.fit == "fits"
+        for field in ("peak_reserved_bytes", "peak_allocated_bytes", "step_seconds"):
+            assert getattr(one.result, field) == getattr(asked, field)
+        assert one.prediction.size_model.covers(one.result.config.micro_batch_sizes)
+
+
 def test_a_search_that_takes_too_long_gives_what_it_has_found(plain):
     limit = int(plain.peak_reserved_bytes * 0.4)
     steps = dict.fromkeys(["accumulation_steps", "memory_budget", "checkpointing"])

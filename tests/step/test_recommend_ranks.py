@@ -46,6 +46,17 @@ def limit(every):
     return int(peaks[-2])
 
 
+def test_of_ranks_nothing_is_told_as_the_best_so_far_before_all_were_predicted():
+    told = []
+    ranked = recommend(
+        linear(), "1GiB", 8, "cpu", config=StepConfig(batch_size=8, sharding="zero1", world_size=2),
+        allow=["precision"], confirm=0, on_progress=told.append,
+    )  # fmt: skip
+    assert len(ranked)
+    assert any("best so far" in progress.text for progress in told)
+    assert not any(isinstance(progress, search.BestSoFar) for progress in told)
+
+
 @pytest.mark.slow
 def test_of_what_fits_the_strategy_that_sends_least_comes_first(every, limit):
     assert set(every) == STRATEGIES

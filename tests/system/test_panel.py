@@ -157,7 +157,7 @@ def test_set_refuses_what_cannot_be_and_changes_nothing(panel, fields, said):
 
 def test_a_panel_needs_a_workload():
     with pytest.raises(MemlabError, match="is not a Workload"):
-        memlab.panel("gpt-small")
+        memlab.panel(3)
 
 
 def test_the_code_measures_what_is_on_screen(panel):
@@ -261,7 +261,8 @@ def test_an_interrupted_cell_says_so_and_only_it_can_be_stopped(panel, monkeypat
     with pytest.raises(KeyboardInterrupt):
         panel.run()
     (told,) = during
-    assert (told["running"], told["byCell"], told["fraction"]) == (True, True, 0.5)
+    assert (told["running"], told["fraction"]) == (True, 0.5)
+    assert "interrupt the kernel" in told["byCell"]
     assert "interrupt the kernel" in told["text"]
     assert "interrupted" in status(panel)
     assert (panel._told.job["running"], panel._told.job["fraction"]) == (False, 0.0)

@@ -12,11 +12,13 @@ from memlab._panel import questions, runner
 from memlab.prediction.predict import Prediction
 from memlab.running import Progress
 from memlab.search.answer import Recommendation, Recommendations
+from memlab.search.search import BestSoFar
 from tests.forecast_parts import MIB, predicted
 from tests.panel_parts import (
     PATIENCE_SECONDS,
     badge,
     is_idle,
+    line,
     make_workload,
     move,
     press,
@@ -41,6 +43,12 @@ def recommendation(config, *, peak=5 * MIB, seconds=0.1, **changes):
     return Recommendation(result=result, reasons=("why",), predicted=result)
 
 
+def best_so_far(config):
+    result = result_of(config, peak=5 * MIB, seconds=0.3)
+    prediction = Prediction(result=replace(result, memory_limit_bytes=None), size_model=None)
+    return BestSoFar(text="found one that fits", fraction=1.0, result=result, prediction=prediction)
+
+
 class Search:
     """Stands in for `recommend`: it answers once it may go, and notes how it was asked."""
 
@@ -53,12 +61,18 @@ class Search:
             {"memory_budget": 0.5},
         ]
         self.close, self.message, self.error = [], "nothing that was tried fits 6.00 MiB", None
+        self.early = threading.Semaphore(0)  # each lets one more of `first` be told
+        self.first = []  # settings that are told before the answer
 
     def __call__(self, workload, memory_limit, **options):
         self.asked.append((workload.name, memory_limit, options))
         self.threads.append(threading.current_thread())
         options["on_progress"](Progress(text="step 1 of at most 40", fraction=0.01))
         self.begun.set()
+        for changes in self.first:
+            until(lambda: self.early.acquire(blocking=False) or options["cancel"].is_set())
+            if not options["cancel"].is_set():
+                options["on_progress"](best_so_far(replace(options["config"], **changes)))
         until(lambda: self.go.is_set() or options["cancel"].is_set())
         if options["cancel"].is_set():
             raise MemlabError("the recommendation of 'tiny' ended: stopped")
@@ -126,6 +140,10 @@ def pane(panel):
     return panel._told.panes["fit"]
 
 
+def listed(panel):
+    return [row["settings"] for row in pane(panel)["rows"]]
+
+
 def test_the_sliders_move_to_the_fastest_that_fits_as_a_move_that_the_page_can_undo(panel):
     before = panel._told.asked
     searched(panel)
@@ -136,7 +154,7 @@ def test_the_sliders_move_to_the_fastest_that_fits_as_a_move_that_the_page_can_u
     assert "predicted" in status(panel)
     until(lambda: "fits: 4.00 of 6.00 MiB" in badge(panel)["text"])
     now = panel._told.asked
-    assert (now["by"], now["move"]) == ("kernel", before["move"] + 1)
+    assert (now["by"], now["move"]) == ("search 1", before["move"] + 1)
     move(panel, **before["fields"])
     assert panel.config == StepConfig(batch_size=8)
     assert not pane(panel)["isPast"]
@@ -196,7 +214,7 @@ def test_an_answer_to_former_settings_moves_nothing(panel, search, changes, is_p
     before = panel.config
     search.go.set()
     until(lambda: is_idle(panel))
-    assert "nothing was moved" in status(panel)
+    assert "nothing more was moved" in status(panel)
     assert panel.config == before
     assert (pane(panel)["isPast"], len(pane(panel)["rows"])) == (is_past, 2)
 
@@ -236,12 +254,91 @@ def test_stop_ends_the_search_and_moves_nothing(panel, search):
     begin(panel, search)
     assert panel._told.job["running"]
     press(panel, "stop")
-    until(lambda: "the search was stopped" in status(panel))
+    until(lambda: "the search was stopped before anything was found" in status(panel))
     assert panel.config == StepConfig(batch_size=8)
     until(lambda: not panel._told.job["running"])
     search.go.set()
     searched(panel)  # and it can be pressed again
     assert panel.config.accumulation_steps == 2
+
+
+def test_the_first_that_fits_is_shown_at_once_and_replaced_by_faster_ones(panel, search):
+    before = panel._told.asked
+    search.first = [{"memory_budget": 0.2}, {"memory_budget": 0.7}]
+    begin(panel, search)
+    asked = []
+    for budget in (0.2, 0.7):
+        search.early.release()
+        until(lambda budget=budget: listed(panel) == [f"budget {budget}"])
+        assert panel.config.memory_budget == budget
+        asked.append(panel._told.asked)
+        assert panel._told.job["running"]
+        for words in (f"moved to budget {budget}", "5.00 MiB", "still looking for a faster one"):
+            assert words in status(panel)
+        assert "still looking for a faster one" in pane(panel)["answer"]
+        (row,) = pane(panel)["rows"]
+        assert (row["isHere"], pane(panel)["isPast"]) == (True, False)
+        settled(panel)
+        assert panel.prediction.peak_reserved_bytes == 5 * MIB, "as the search has predicted it"
+    search.go.set()
+    until(lambda: is_idle(panel))
+    assert panel.config.precision == "bf16-mixed"
+    assert "still looking" not in status(panel) + pane(panel)["answer"]
+    assert len(pane(panel)["rows"]) == 2
+    (by,) = {now["by"] for now in (*asked, panel._told.asked)}
+    assert by.startswith("search ")
+    move(panel, **before["fields"])  # which is how the page undoes all of it
+    search.first = []
+    searched(panel)
+    assert panel._told.asked["by"] not in (by, before["by"])
+
+
+def test_stop_keeps_the_best_so_far_and_says_that_it_is(panel, search):
+    search.first = [{"memory_budget": 0.2}]
+    search.early.release()
+    begin(panel, search)
+    until(lambda: listed(panel) == ["budget 0.2"])
+    press(panel, "stop")
+    until(lambda: is_idle(panel))
+    assert "the best so far is on screen" in status(panel)
+    assert panel.config == StepConfig(batch_size=8, memory_budget=0.2)
+    assert "best so far" in pane(panel)["answer"]
+    assert listed(panel) == ["budget 0.2"]
+
+
+def test_a_hand_that_moves_during_a_search_is_left_alone(panel, search):
+    search.first = [{"memory_budget": 0.2}, {"memory_budget": 0.7}]
+    search.early.release()
+    begin(panel, search)
+    until(lambda: listed(panel) == ["budget 0.2"])
+    move(panel, memory_budget=1.0)
+    search.early.release()
+    until(lambda: listed(panel) == ["budget 0.7"])
+    assert (panel.config.memory_budget, pane(panel)["rows"][0]["isHere"]) == (1.0, False)
+    press(panel, "stop")
+    until(lambda: is_idle(panel))
+    assert panel.config == StepConfig(batch_size=8)
+    assert "the best so far is listed below the sliders" in status(panel)
+    press(panel, "use", pane="fit", at=0)
+    assert panel.config.memory_budget == 0.7
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [({"memory_limit": "banana"}, "banana"), ({"batch_size": "x"}, "batch_size"),
+     ({"device": "nothing"}, "nothing")],
+    ids=str,
+)  # fmt: skip
+def test_wrong_settings_are_not_searched_but_said(panel, search, wrong, words):
+    searched(panel)
+    press(panel, "fit", move=9, fields=wrong)
+    until(lambda: is_idle(panel))
+    assert len(search.asked) == 1
+    assert words in status(panel)
+    assert status(panel) == pane(panel)["answer"]
+    assert pane(panel)["rows"] == []
+    if "memory_limit" in wrong:
+        assert status(panel) == line(panel, "about")["text"], "the sentence of the box"
 
 
 def test_a_search_and_a_run_take_turns(panel, search):

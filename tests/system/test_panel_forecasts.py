@@ -7,11 +7,13 @@ import pytest
 
 import memlab
 from memlab import MemlabError, Outcome, StepConfig, api, workloads
-from memlab._panel import questions
+from memlab._panel import job, questions
 from memlab._panel.questions import Forecasts
 from memlab.devices import cards
 from memlab.devices.here import machine_memory_bytes
 from memlab.prediction.interpolation import REGROUPED, estimate_accumulation, interpolated
+from memlab.prediction.predict import Prediction
+from memlab.running import Progress
 from tests.forecast_parts import answered, of_estimates, predicted, question, sizes, worker
 from tests.panel_parts import (
     PATIENCE_SECONDS,
@@ -208,6 +210,48 @@ def test_what_goes_on_for_long_is_given_up_for_what_is_wanted(monkeypatch, made)
     answered(found, question(2))
     assert of_estimates(arrived) == [2]
     assert found.look(question(1)) is None, "it may be asked again"
+
+
+def test_what_the_worker_was_doing_is_forgotten_once_it_is_stopped(monkeypatch):
+    monkeypatch.setattr(questions, "PATIENCE_SECONDS", 0.05)
+    told = []
+
+    def answer(workload, config, device, *, on_progress, cancel):
+        on_progress(Progress(text=f"recording {config.batch_size}", fraction=0.5))
+        until(lambda: config.batch_size == 2 or cancel.is_set())
+        ended = Outcome.CANCELLED if cancel.is_set() else Outcome.OK
+        return Prediction(result=predicted(config=config, outcome=ended), size_model=None)
+
+    monkeypatch.setattr(questions, "predict_with_size_model", answer)
+    found = Forecasts({"tiny": make_workload()}, lambda estimate: None, told.append)
+    found.ask(question(1))
+    until(lambda: told == ["recording 1"])
+    answered(found, question(2))
+    assert told == ["recording 1", "", "recording 2"]
+    found.close()
+
+
+def test_a_worker_that_says_much_is_told_of_a_few_times_and_at_last_no_more(
+    monkeypatch, nothing_ahead
+):
+    monkeypatch.setattr(job, "UPDATE_SECONDS", 2.0)  # far longer than it speaks
+    go = threading.Event()
+
+    def answer(workload, config, device, *, on_progress, cancel):
+        go.wait(PATIENCE_SECONDS)
+        for at in range(100):
+            on_progress(Progress(text=f"{at} of 100", fraction=0.5))
+        return Prediction(result=predicted(config=config, device=device), size_model=None)
+
+    monkeypatch.setattr(questions, "predict_with_size_model", answer)
+    with opened("t4") as panel:
+        doing = []
+        panel._told.observe(lambda change: doing.append(change["new"]["doing"]), "answer")
+        go.set()
+        settled(panel)
+        assert {text for text in doing if text} == {"0 of 100"}
+        time.sleep(1.5 * job.UPDATE_SECONDS)
+        assert panel._told.answer["doing"] == "", "late progress is told of nothing"
 
 
 def test_no_prediction_begins_while_a_measurement_runs(monkeypatch, made):

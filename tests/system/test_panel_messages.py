@@ -6,13 +6,13 @@ import threading
 import time
 from contextlib import closing
 
-import numpy as np
 import pytest
 import torch
 
 import memlab
 from memlab import StepConfig, workloads
 from memlab._panel import job, state
+from memlab.prediction.step_file import result_in
 from tests.panel_parts import (
     PATIENCE_SECONDS,
     badge,
@@ -152,7 +152,7 @@ def test_a_run_measures_what_came_with_the_press(panel):
 
 def test_a_prediction_that_is_kept_is_of_what_came_with_the_press(panel):
     press(panel, "run", move=1, fields={"batch_size": 2})
-    until(lambda: panel._log.runs)
+    until(lambda: panel._told.runs["rows"])
     (kept,) = told(panel)["runs"]["rows"]
     assert (kept["isPredicted"], row(panel)["batch"]) == (True, "2")
 
@@ -343,17 +343,15 @@ def test_what_holds_the_peak_is_told_while_it_is_open_and_kept_up_to_date(panel)
     assert told(panel)["panes"]["peak"]["sentence"] != before["sentence"]
 
 
-def test_a_run_is_sent_as_columns_and_the_table_as_csv(panel, sent):
+def test_a_run_is_sent_as_a_file_and_the_table_as_csv(panel, sent):
     panel.keep(batch_size=4)
     panel._log.add(make_result())  # without a timeline
     press(panel, "need", runs=[1, 2, 3, 0, -1], csv=True)
-    (one, columns), (other, none), (csv, _) = sent
-    assert (one["type"], one["number"], other["number"], none) == ("run", 1, 2, [])
-    total, phase, micro_batch = columns
-    timeline = panel._log.runs[0].result.timeline
-    assert np.frombuffer(total, "<f8").tolist() == timeline.total_bytes.tolist()
-    assert np.frombuffer(phase, "u1").tolist() == timeline.phase.tolist()
-    assert np.frombuffer(micro_batch, "<i4").tolist() == timeline.micro_batch.tolist()
+    (one, (file,)), (other, (without,)), (csv, _) = sent
+    assert (one, other) == ({"type": "run", "id": 1}, {"type": "run", "id": 2})
+    kept = panel._log.runs[0].result
+    assert result_in(file).timeline.to_dict() == kept.timeline.to_dict()
+    assert result_in(without).timeline is None
     assert (csv["type"], len(csv["text"].splitlines())) == ("csv", 3)
 
 

@@ -210,7 +210,7 @@ def test_a_typed_size_that_cannot_be_is_explained_beside_it_with_a_remedy(panel)
 
 def test_the_code_makes_the_size_on_screen(panel, monkeypatch):
     panel.set(sample_size=16)
-    assert "put the workload that the panel was given here" in panel.code()
+    assert "put the workload here" in panel.code()
     names = {"memlab": memlab, "mine": panel._asked.given}
     monkeypatch.setattr(cells, "namespace", lambda: names)
     assert "memlab.measure(mine.resized(16), config, device='cpu')" in panel.code()

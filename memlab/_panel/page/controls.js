@@ -274,13 +274,3 @@ export function nearest(values, value) {
   });
   return found;
 }
-
-/** 1, 2, 3, 4, 6, 8, 12, ... up to a number. @param {number} most */
-export function halfOctaves(most) {
-  const values = [1];
-  for (let power = 2; power <= most; power *= 2) {
-    values.push(power);
-    if (power * 1.5 <= most) values.push(power * 1.5);
-  }
-  return values;
-}

@@ -13,9 +13,10 @@
  * @property {number} memoryBudget
  *
  * @typedef {"predicted" | "interpolated" | "estimated"} How
+ * @typedef {"measured" | "recorded"} Ran
  *
  * @typedef {object} Estimate
- * @property {How} how
+ * @property {How | Ran} how
  * @property {Setting} setting
  * @property {Timeline} timeline
  * @property {number} peakBytes allocated
@@ -27,6 +28,9 @@
  * @property {Trace | null} trace of these; null in an estimate
  * @property {number} firstEvent of the timeline in the trace
  * @property {string} of what it was estimated from; "" if it was not
+ * @property {boolean} [isWhole] of a result: whether the step came to its peak
+ * @property {number | null} [neededBytes] of a result: the least limit within which it runs
+ * @property {{module: string, operator: string} | null} [peakPlace] of a result
  */
 
 import { highest, rint } from "./numbers.js";
@@ -336,7 +340,7 @@ function withPeak(timeline, peakBytes, most) {
 }
 
 /** @param {Float64Array[]} held */
-function totalOf(held) {
+export function totalOf(held) {
   const total = new Float64Array(held[0].length);
   for (const values of held) for (let at = 0; at < total.length; at += 1) total[at] += values[at];
   return total;

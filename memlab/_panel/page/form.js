@@ -8,34 +8,22 @@
  * @typedef {import("./store.js").Fields} Fields
  */
 
-import { Choice, LineText, Select, SliderRow, Switch, halfOctaves } from "./controls.js";
-import { MOST_MICRO_BATCHES, share, wholeNumber } from "./settings.js";
+import { Choice, LineText, Select, SliderRow, Switch } from "./controls.js";
+import { share, wholeNumber } from "./settings.js";
 import { html } from "./vendor/preact.js";
 
-const LARGEST_BATCH = 1024; // of the slider; the box takes more
-const MOST_RANKS = 4096;
-
-/** How numbers are moved and written. */
+/** How numbers are written. */
 const COUNT = {
-  values: halfOctaves(LARGEST_BATCH),
   parse: wholeNumber,
   allowed: "a whole number from 1",
   inWords: (/** @type {any} */ value) =>
     typeof value === "number" ? value.toLocaleString("en-US") : String(value ?? ""),
 };
-/** @type {Record<string, Partial<typeof COUNT>>} */
-const NUMBERS = {
-  accumulation_steps: { values: halfOctaves(MOST_MICRO_BATCHES) },
-  world_size: {
-    values: halfOctaves(MOST_RANKS).filter((ranks) => Number.isInteger(Math.log2(ranks))),
-  },
-  memory_budget: {
-    values: Array.from({ length: 21 }, (_, at) => at / 20),
-    parse: share,
-    allowed: "a share of the activations from 0 to 1, or 40 %",
-    inWords: (value) =>
-      typeof value === "number" ? `${Number((100 * value).toFixed(1))} %` : String(value ?? ""),
-  },
+const SHARE = {
+  parse: share,
+  allowed: "a share of the activations from 0 to 1, or 40 %",
+  inWords: (/** @type {any} */ value) =>
+    typeof value === "number" ? `${Number((100 * value).toFixed(1))} %` : String(value ?? ""),
 };
 
 /** @param {{source: Source, screen: Screen}} props */
@@ -56,7 +44,7 @@ export function Controls({ source, screen }) {
 function common(source, screen, field) {
   const { store, isLive } = source;
   return {
-    ...{ ...COUNT, ...NUMBERS[field] },
+    ...(field === "memory_budget" ? SHARE : COUNT),
     id: `${source.id}-${field === "memory_budget" ? "budget" : field.split("_")[0]}`,
     value: store.state.fields[field],
     takesText: isLive,
@@ -68,14 +56,14 @@ function common(source, screen, field) {
 }
 
 /** @param {{source: Source, screen: Screen, control: ControlOf}} props */
-function NumberRow({ source, screen, control }) {
-  const row = common(source, screen, control.field);
-  if (!source.isLive && control.field === "batch_size") {
+function NumberRow({ source, screen, control: { field, label, tooltip, positions } }) {
+  const row = { ...common(source, screen, field), label, about: tooltip };
+  let values = positions;
+  if (!source.isLive && field === "batch_size") {
     const ranks = source.stepsFor({})[0]?.header.data_parallel_size ?? 1;
-    row.values = halfOctaves(LARGEST_BATCH / ranks).map((size) => size * ranks);
+    values = values.map((size) => size * ranks).filter((size) => size <= Math.max(...positions));
   }
-  const { label, tooltip } = control;
-  return html`<${SliderRow} ...${{ ...row, label, about: tooltip }} />`;
+  return html`<${SliderRow} ...${{ ...row, values }} />`;
 }
 
 /** The size of a sample. @param {{source: Source, screen: Screen}} props */
@@ -184,5 +172,5 @@ const Fixed = ({ rows }) =>
           <dd>${value}</dd>
         </div>`,
     )}
-    <p class="ml-quiet">These are as they were recorded; a notebook with memlab changes them.</p>
+    <p class="ml-quiet">These are fixed here; memlab.panel(workload) in a notebook moves them.</p>
   </dl>`;

@@ -26,7 +26,7 @@ export function Head({ source, screen, panes }) {
       isLive
         ? html`<${Workload} source=${source} /><${Device} source=${source} />`
         : html`<h2>${answer.workload}</h2>
-            <span>on ${answer.device}</span>`
+            <span>${answer.where}</span>`
     }
     <${Limit} source=${source} screen=${screen} />
     ${

@@ -4,7 +4,7 @@
  * a tab that is opened again has all.
  *
  * @typedef {import("./store.js").Fields} Fields
- * @typedef {import("./measured.js").Measured} Measured
+ * @typedef {import("./estimate.js").Estimate} Estimate
  * @typedef {import("./controls.js").Line} Line
  * @typedef {import("./verdict.js").Verdict} Verdict
  *
@@ -17,6 +17,7 @@
  * @property {"slider" | "main" | "more" | "optimizer" | "ranks"} place
  * @property {"number" | "choice" | "switch"} kind
  * @property {Option[]} choices
+ * @property {number[]} positions of its slider, ascending; the box takes other numbers too
  *
  * @typedef {object} Catalog
  * @property {string} version
@@ -44,6 +45,7 @@
  * @property {number[]} steps
  * @property {boolean} exact
  * @property {string} device
+ * @property {string} [where] on what, in words; of a page without a kernel
  * @property {number | null} limitBytes
  * @property {number | null} usableBytes
  * @property {string} usableWords
@@ -54,6 +56,7 @@
  * @property {string} costs
  * @property {"run" | "prediction" | "none"} source
  * @property {number | null} run
+ * @property {{run: number, steps: number[]} | null} compared
  * @property {string} note
  * @property {Line | null} advice
  * @property {Record<string, Line>} lines
@@ -69,7 +72,7 @@
  * @property {string} doing
  * @property {{kind: string, text: string, isPast: boolean}} status
  *
- * @typedef {{running: boolean, byCell: boolean, text: string, fraction: number | null}} Job
+ * @typedef {{running: boolean, byCell: string, text: string, fraction: number | null}} Job
  *
  * @typedef {object} Source where the panel has everything from: a kernel, or a saved page
  * @property {boolean} isLive
@@ -85,21 +88,27 @@
  * @property {"" | "gone" | "silent"} trouble
  * @property {boolean} isCurrent whether the answer is about what is set
  * @property {(fields: Fields) => RecordedStep[]} stepsFor recordings that settings can be computed from
- * @property {(run: number) => Measured | null} measured
+ * @property {(row: import("./runs_order.js").RunRow) => RecordedStep[]} stepsOf recordings that a run
+ *     can be computed from; of those that are not compared a kernel tells of none
+ * @property {(run: number) => Estimate | null} measured what a run held
+ * @property {(fields: Fields) => Estimate | null} ran what the run of these settings held
  * @property {(listener: () => void) => () => void} subscribe
  * @property {(message: Record<string, any>) => void} tell
  * @property {(save: (text: string) => void) => void} askCsv
  * @property {import("./screen.js").Found | null} [first] what is shown before anything else is known
  */
 
+import { heldBy } from "./measured.js";
 import { Moves, Outbox } from "./moves.js";
 import { RecordedStep } from "./recorded_step.js";
-import { familyKey, textOf } from "./settings.js";
+import { familyKey, stepKey, textOf } from "./settings.js";
 import { readStepFile } from "./step_file.js";
-import { Store } from "./store.js";
+import { AT_FIRST, Store } from "./store.js";
 
 /** @typedef {{get: (name: string) => any, on: (name: string, act: (this: any, ...given: any[]) => void) => void, off: (name: string, act: (...given: any[]) => void) => void, send: (message: any) => void}} Model */
 
+// these take all with them that the kernel does not know, which would come too late
+const OF_SETTINGS = ["run", "fit", "use", "compareBase"];
 const TRAITS = ["catalog", "form", "asked", "answer", "job", "runs", "panes"];
 const ASK_AGAIN_MS = 10_000;
 const SILENT_MS = 15_000;
@@ -117,11 +126,13 @@ export class Kernel {
   trouble = "";
   /** Recordings by their number. @type {Map<number, RecordedStep>} */
   recorded = new Map();
-  /** Measured lines by run; null if a run has none. @type {Map<number, Measured | null>} */
+  /** What runs held; null if it was not measured. @type {Map<number, Estimate | null>} */
   lines = new Map();
+  /** The run of some settings. @type {Map<string, number>} */
+  runOf = new Map();
   /** When each file was asked for. @type {Map<string, number>} */
   wanted = new Map();
-  /** The settings of each move, as text. @type {Map<string, {all: string, family: string}>} */
+  /** The settings of each move, as text. @type {Map<string, {all: string, family: string, step: string}>} */
   known = new Map();
   /** Numbers of recordings by what estimates take as given. @type {Map<string, number[]>} */
   families = new Map();
@@ -136,9 +147,8 @@ export class Kernel {
     this.id = `ml-${Math.random().toString(36).slice(2, 8)}`;
     this.moves = new Moves(this.id);
     this.outbox = new Outbox((fields) => this.tell({ ...this.stamp(), type: "set", fields }));
-    this.store = new Store(
-      { fields: model.get("asked").fields, view: "category", instant: null, module: null },
-      (changes) => this.change(changes),
+    this.store = new Store({ ...AT_FIRST, fields: model.get("asked").fields }, (changes) =>
+      this.change(changes),
     );
     this.store.subscribe(() => this.changed());
     for (const name of TRAITS) this.on(`change:${name}`, () => this.take(name));
@@ -195,7 +205,17 @@ export class Kernel {
 
   /** @param {Fields} fields */
   stepsFor(fields) {
-    const numbers = this.families.get(familyKey(fields)) ?? [];
+    return this.#stepsOf(this.families.get(familyKey(fields)) ?? []);
+  }
+
+  /** @param {import("./runs_order.js").RunRow} row */
+  stepsOf({ number }) {
+    const { compared } = this.answer;
+    return this.#stepsOf(compared?.run === number ? compared.steps : []);
+  }
+
+  /** @param {number[]} numbers */
+  #stepsOf(numbers) {
     const there = numbers.filter((number) => this.recorded.has(number));
     const key = there.join();
     const steps = this.made.get(key) ?? there.map((number) => this.recorded.get(number));
@@ -208,6 +228,11 @@ export class Kernel {
   /** @param {number} run */
   measured(run) {
     return this.lines.get(run) ?? null;
+  }
+
+  /** @param {Fields} fields */
+  ran(fields) {
+    return this.measured(this.runOf.get(stepKey(fields)) ?? -1);
   }
 
   /** @param {() => void} listener */
@@ -226,10 +251,10 @@ export class Kernel {
     return { by: this.id, move: this.moves.number };
   }
 
-  /** @param {Record<string, any>} message; "run" and "fit" take all with them that the kernel does not know */
+  /** @param {Record<string, any>} message */
   tell(message) {
     if (message.type === "open") this.opened = message.panes;
-    const takesAll = message.type === "run" || message.type === "fit";
+    const takesAll = OF_SETTINGS.includes(message.type);
     if (takesAll) this.outbox.clear();
     const fields = takesAll ? { ...this.stamp(), fields: this.moves.unconfirmed() } : {};
     try {
@@ -268,7 +293,7 @@ export class Kernel {
       const { by, fields } = this.model.get("asked");
       const set = this.moves.over(fields);
       if (by === this.id) this.store.adopt(set);
-      else this.store.receive(set);
+      else this.store.receive(set, by);
     }
     this.need();
     this.changed();
@@ -282,11 +307,14 @@ export class Kernel {
     const settings = this.known.get(`${answer.by}:${answer.move}`);
     if (settings && answer.family !== null) put(this.families, settings.family, answer.steps);
     else if (settings) this.families.delete(settings.family);
+    if (settings && answer.run !== null) put(this.runOf, settings.step, answer.run);
+    else if (settings) this.runOf.delete(settings.step);
   }
 
   /** @param {string} by @param {number} move @param {Fields} fields */
   remember(by, move, fields) {
-    put(this.known, `${by}:${move}`, { all: textOf(fields), family: familyKey(fields) });
+    const [all, family, step] = [textOf(fields), familyKey(fields), stepKey(fields)];
+    put(this.known, `${by}:${move}`, { all, family, step });
   }
 
   /** Asks for recordings and measured lines that are not here. */
@@ -297,9 +325,10 @@ export class Kernel {
       this.wanted.set(name, now);
       return true;
     };
-    const { steps, run } = this.answer;
+    const { run, compared: other } = this.answer;
+    const steps = [...new Set([...this.answer.steps, ...(other?.steps ?? [])])];
     const rows = this.runs?.rows ?? [];
-    const compared = rows.filter((/** @type {any} */ row) => row.isCompared && !row.isPredicted);
+    const compared = rows.filter((/** @type {any} */ row) => row.isCompared);
     const numbers = [run, ...compared.map((/** @type {any} */ row) => row.number)];
     const lacking = {
       steps: steps.filter(
@@ -314,15 +343,16 @@ export class Kernel {
 
   /** @param {any} content @param {DataView[]} buffers */
   async hear(content, buffers) {
-    if (content.type === "step" && !this.recorded.has(content.id)) {
+    if (content.type === "step" || content.type === "run") {
       try {
         const file = await readStepFile(bytesOf(buffers[0]));
-        put(this.recorded, content.id, new RecordedStep(file), MOST_RECORDED);
+        const { id } = content;
+        if (content.type === "run") put(this.lines, id, heldBy(file), MOST_RECORDED);
+        else if (!this.recorded.has(id))
+          put(this.recorded, id, new RecordedStep(file), MOST_RECORDED);
       } catch (error) {
         console.error("memlab:", error); // the picture stays dimmed
       }
-    } else if (content.type === "run") {
-      put(this.lines, content.number, measuredOf(buffers), MOST_RECORDED);
     } else if (content.type === "views" && content.by !== this.id && this.opened.length) {
       this.tell({ type: "open", by: this.id, panes: this.opened });
     } else if (content.type === "csv") {
@@ -359,14 +389,3 @@ const bytesOf = (buffer) =>
   buffer instanceof ArrayBuffer
     ? new Uint8Array(buffer)
     : new Uint8Array(buffer.buffer, buffer.byteOffset, buffer.byteLength);
-
-/** @param {DataView[]} buffers @returns {Measured | null} */
-function measuredOf(buffers) {
-  if (buffers.length < 3) return null;
-  const [total, phase, microBatch] = buffers.map((buffer) => bytesOf(buffer).slice().buffer);
-  return {
-    total: new Float64Array(total),
-    phase: new Uint8Array(phase),
-    microBatch: new Int32Array(microBatch),
-  };
-}

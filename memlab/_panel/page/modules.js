@@ -18,6 +18,13 @@ const LEAST_SHARE = 0.03; // of the peak, for a group of its own
 /** The module that holds each recorded block, as an index into `paths`. */
 export class BlockModules {
   /** @param {RecordedStep} step */
+  static of(step) {
+    const modules = known.get(step) ?? new BlockModules(step);
+    known.set(step, modules);
+    return modules;
+  }
+
+  /** @param {RecordedStep} step */
   constructor(step) {
     const { header, arrays, numBlocks } = step;
     /** @type {Map<string, number>} */
@@ -93,18 +100,23 @@ export class BlockModules {
     return divided(this.paths.map(patternOf), this.at(found, Math.max(peak, 0)), most);
   }
 
+  /** What each of some groups holds at an instant. @param {Estimate} found @param {number} instant @param {string[]} names the longest first */
+  byGroup(found, instant, names) {
+    const sizes = sizesOf(this.paths.map(patternOf), this.at(found, instant), names);
+    return names.map((name) => sizes.get(name) ?? 0);
+  }
+
   /**
-   * What each of the groups holds over the step.
+   * What each of some groups holds over the step.
    *
    * @param {Estimate} found
-   * @param {number} most
+   * @param {string[]} names the longest first
    * @returns {ModuleGroup[]}
    */
-  groups(found, most) {
+  groups(found, names) {
     const { trace, timeline, firstEvent } = found;
     if (!trace) return [];
     const patterns = this.paths.map(patternOf);
-    const names = this.groupNames(found, most);
     const groupOf = patterns.map((pattern) => names.findIndex((name) => isWithin(pattern, name)));
     const count = timeline.total.length;
     const held = names.map(() => new Float64Array(count));
@@ -118,6 +130,9 @@ export class BlockModules {
     return names.map((path, group) => ({ path, held: held[group] }));
   }
 }
+
+/** @type {WeakMap<RecordedStep, BlockModules>} */
+const known = new WeakMap();
 
 /** A path with "*" for numbers. @param {string} path */
 export const patternOf = (path) => path.replace(/\b\d+\b/g, "*");

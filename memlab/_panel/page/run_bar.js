@@ -9,8 +9,6 @@ import { Button, Switch } from "./controls.js";
 import { html } from "./vendor/preact.js";
 import { SYMBOLS } from "./verdict.js";
 
-const BY_CELL = "a cell is running it: interrupt the kernel to stop it";
-
 /** Whether Run can be pressed; while the kernel has not answered yet, as far as the page knows. @param {Source} source @param {Screen} screen */
 export const canRun = ({ job, answer, isCurrent, trouble }, { problem }) =>
   !job.running && trouble !== "gone" && (isCurrent ? answer.ready : !problem);
@@ -30,8 +28,8 @@ export function RunBar({ source, screen }) {
       />
       <${Button}
         name="Stop"
-        about=${job.byCell ? BY_CELL : "Escape does this too"}
-        disabled=${!job.running || job.byCell}
+        about=${job.byCell || "Escape does this too"}
+        disabled=${!job.running || job.byCell !== ""}
         onPress=${() => source.tell({ type: "stop" })}
       />
       <${Switch}

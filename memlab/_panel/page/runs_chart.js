@@ -7,8 +7,8 @@
  * @typedef {{bytes: number, seconds: number, label: string, row: RunRow | null}} Dot
  */
 
+import { NOTHING, compare } from "./compared.js";
 import { scaleOf } from "./layout.js";
-import { compare } from "./runs_order.js";
 import { html } from "./vendor/preact.js";
 import { useWidth } from "./width.js";
 import { formatBytes, formatSeconds } from "./words.js";
@@ -103,7 +103,7 @@ function labelled(dots, right) {
 /** @param {{source: Source, dot: ReturnType<typeof labelled>[number]}} props */
 function DotMark({ source, dot: { row, x, y, label, bytes, seconds, place } }) {
   const words = `${label}: ${formatBytes(bytes)}, ${formatSeconds(seconds)} a step`;
-  const act = () => row && compare(source, row);
+  const act = () => row && compare(source, row.isCompared ? NOTHING : row.number);
   const button = row && {
     ...{ role: "button", tabindex: "0", "aria-label": words, "aria-pressed": row.isCompared },
     onClick: act,

@@ -19,6 +19,8 @@
  * @property {number | null} seconds
  * @property {string} kindOfPeak
  * @property {string} label
+ * @property {string} settings in words
+ * @property {import("./estimate.js").Setting} setting that a page computes with
  *
  * @typedef {object} Runs
  * @property {{name: string, title: string, isNumber: boolean, isLong: boolean}[]} columns
@@ -53,7 +55,3 @@ export function shownRows(rows, { order, words, withStopped }) {
   }
   return found;
 }
-
-/** Draws a run's memory over the picture, or no longer. @param {import("./kernel.js").Source} source @param {RunRow} row */
-export const compare = (source, { number, isCompared }) =>
-  source.tell({ type: "compare", run: isCompared ? 0 : number });

@@ -7,18 +7,24 @@
  * @typedef {import("./runs_order.js").RunRow} RunRow
  */
 
+import { NOTHING, compare } from "./compared.js";
 import { Button, Said, Select, Switch, valueOf } from "./controls.js";
 import { saveText } from "./picture.js";
 import { RunsChart } from "./runs_chart.js";
-import { ORDERS, compare, shownRows } from "./runs_order.js";
+import { ORDERS, shownRows } from "./runs_order.js";
 import { html, useState } from "./vendor/preact.js";
 
 /** @param {{source: Source, screen: Screen}} props */
 export function RunsTable({ source, screen }) {
   const [wanted, want] = useState({ order: ORDERS[0], words: "", withStopped: false });
   const runs = /** @type {Runs} */ (source.runs);
-  const rows = shownRows(runs.rows, wanted);
+  const isOne = !source.isLive && runs.rows.length === 1;
+  const rows = isOne ? runs.rows : shownRows(runs.rows, wanted);
   const hidden = runs.rows.length - rows.length;
+  const table = html`<div class="ml-scroll" tabindex="0" role="group" aria-label="Table of runs">
+    <${Rows} ...${{ source, rows, columns: runs.columns }} />
+  </div>`;
+  if (isOne) return html`<section class="ml-table" aria-label="Runs">${table}</section>`;
   return html`<section class="ml-table" aria-label="Runs">
     <div class="ml-table-tools">
       <b>Runs</b>
@@ -50,9 +56,7 @@ export function RunsTable({ source, screen }) {
     </div>
     ${
       rows.length > 0
-        ? html`<div class="ml-scroll" tabindex="0" role="group" aria-label="Table of runs">
-            <${Rows} ...${{ source, rows, columns: runs.columns }} />
-          </div>`
+        ? table
         : html`<p class="ml-quiet ml-empty">
             ${hidden ? "No run has these words." : "No runs yet: press Run, or Enter in a number box."}
           </p>`
@@ -123,10 +127,10 @@ function Acts({ source, row }) {
   return html`<span>
     <button
       type="button"
-      title="draw its memory over the picture"
+      title="show its memory beside the picture"
       aria-pressed=${isCompared}
       aria-label=${`compare run ${number}`}
-      onClick=${() => compare(source, row)}
+      onClick=${() => compare(source, isCompared ? NOTHING : number)}
     >
       compare
     </button>

@@ -6,12 +6,12 @@
  * @typedef {import("./recorded_step.js").RecordedStep} Step
  * @typedef {import("./controls.js").Line} Line
  * @typedef {import("./verdict.js").Verdict} Verdict
- * @typedef {{step: Step, found: Estimate}} Found
+ * @typedef {{step: Step | null, found: Estimate}} Found a result of which there is no recording has no step
  *
  * @typedef {object} Screen
- * @property {Found | null} best the page's own estimate of what is set
+ * @property {Found | null} best the page's own estimate of what is set, or else what its run held
  * @property {Found | null} shown the newest estimate, perhaps of other settings
- * @property {Found | null} before of the settings before the last move
+ * @property {Found | null} before of the settings before the last move; the best if none changed the step
  * @property {string} problem why the settings cannot be; "" if they can
  * @property {string} why the picture is not of what is set; "" if it is
  * @property {ReturnType<typeof parseLimit>} limit
@@ -30,7 +30,7 @@ import { countedPeak, fitVerdict } from "./verdict.js";
 import { parseLimit } from "./words.js";
 
 const NEEDS_KERNEL = "not known from this recording: ask memlab in a notebook";
-const NO_PICTURE = "there is no prediction of these settings to draw";
+const NO_PICTURE = "there is no prediction of these settings to draw, and no measured memory";
 const WRONG_NUMBER = "a number is wrong: see the line below it";
 
 /** @param {Source} source @returns {Screen} */
@@ -40,14 +40,18 @@ export function useScreen(source) {
   const steps = source.stepsFor(fields);
   const problem = problemIn(source, steps);
   const text = JSON.stringify(settingOf(fields));
-  const best = useMemo(() => (problem ? null : estimateOf(steps, fields)), [steps, text, problem]);
+  const ran = source.ran(fields);
+  const best = useMemo(
+    () => (problem ? null : (estimateOf(steps, fields) ?? (ran && { step: null, found: ran }))),
+    [steps, text, problem, ran],
+  );
   const was = store.before;
   // a move of the limit leaves the step as it is
   const isOther =
     was && (familyKey(was) !== familyKey(fields) || JSON.stringify(settingOf(was)) !== text);
   const before = useMemo(
-    () => (was && isOther ? estimateOf(source.stepsFor(was), was) : null),
-    [steps, was, isOther],
+    () => (was && isOther ? estimateOf(source.stepsFor(was), was) : best),
+    [steps, was, isOther, best],
   );
   const newest = useRef(/** @type {Found | null} */ (null));
   newest.current = best ?? newest.current ?? source.first ?? null;
@@ -87,7 +91,7 @@ function estimateOf(steps, fields) {
 function problemIn(source, steps) {
   const setting = settingOf(source.store.state.fields);
   if (!setting) return WRONG_NUMBER;
-  if (!source.isLive && setting.accumulationSteps > MOST_MICRO_BATCHES) {
+  if (steps.length && !source.isLive && setting.accumulationSteps > MOST_MICRO_BATCHES) {
     return `this page computes at most ${MOST_MICRO_BATCHES} micro-batches`;
   }
   return problemOf(setting, steps[0]?.header.data_parallel_size ?? 1);
@@ -95,7 +99,7 @@ function problemIn(source, steps) {
 
 /** Why the picture is not of what is set; "" if it is. @param {Source} source @param {Found | null} best */
 function whyNot({ isLive, isCurrent, answer, trouble }, best) {
-  if (!isLive || trouble === "gone") return best ? "" : NEEDS_KERNEL;
+  if (!isLive || trouble === "gone") return best ? "" : (!isLive && answer.note) || NEEDS_KERNEL;
   if (isCurrent && answer.note) return answer.note;
   if (best) return "";
   if (isCurrent && answer.exact && !answer.steps.length) return NO_PICTURE;

@@ -13,23 +13,22 @@ import { planAt } from "./estimate.js";
 import { microBatchSizes } from "./recorded_step.js";
 import { formatPercent, splitText } from "./words.js";
 
-export const MOST_MICRO_BATCHES = 64; // that the page computes, and of the slider
+export const MOST_MICRO_BATCHES = 64; // that the page computes
 const MOST_SAMPLES = 1e9; // as in `memlab/config.py`
 const OPEN = /** @type {const} */ ("open");
+const NOT_OF_STEP = ["memory_limit", "check_gradients"];
 /** What an estimate moves, or does not depend on. */
-const NOT_OF_FAMILY = [
-  "batch_size",
-  "accumulation_steps",
-  "memory_budget",
-  "memory_limit",
-  "check_gradients",
-];
+const NOT_OF_FAMILY = ["batch_size", "accumulation_steps", "memory_budget", ...NOT_OF_STEP];
+
+/** @param {Fields} fields @param {string[]} names */
+const without = (fields, names) =>
+  textOf(Object.fromEntries(Object.entries(fields).filter(([name]) => !names.includes(name))));
 
 /** All that estimates take as given, as text. @param {Fields} fields */
-export const familyKey = (fields) =>
-  textOf(
-    Object.fromEntries(Object.entries(fields).filter(([name]) => !NOT_OF_FAMILY.includes(name))),
-  );
+export const familyKey = (fields) => without(fields, NOT_OF_FAMILY);
+
+/** All that makes a step what it is, as text. @param {Fields} fields */
+export const stepKey = (fields) => without(fields, NOT_OF_STEP);
 
 /** Settings as text that is the same for the same settings. @param {Fields} fields */
 export const textOf = (fields) => JSON.stringify(Object.entries(fields).sort());
@@ -75,7 +74,7 @@ export function problemOf({ batchSize, accumulationSteps }, ranks) {
  * @param {object} known
  * @param {Setting} known.setting
  * @param {Step[]} known.steps
- * @param {{step: Step, found: Estimate} | null} known.best
+ * @param {import("./screen.js").Found | null} known.best
  * @param {string} known.problem with the setting; "" for none
  * @param {string} known.unknown why there is no estimate of it; "" if there is one
  * @param {string} known.divided what micro-batches do to the gradient; "" if nothing

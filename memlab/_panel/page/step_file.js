@@ -1,5 +1,6 @@
 /**
- * Reads the file that `memlab/prediction/step_file.py` writes, which describes its form.
+ * Reads the files that `memlab/prediction/step_file.py` writes, which describes their form. That of
+ * a result has `result` alone and, as arrays, its timeline.
  *
  * @typedef {object} Plan
  * @property {number} share
@@ -32,6 +33,7 @@
  * @typedef {{header: Header, arrays: Record<string, Int32Array | Uint8Array | Float64Array>}} StepFile
  */
 
+const FORMATS = ["memlab step", "memlab result"];
 const VERSION = 1;
 const ALIGNMENT = 8;
 const KINDS = { int32: Int32Array, uint8: Uint8Array, float64: Float64Array };
@@ -66,7 +68,7 @@ function readHeader(data) {
   const end = 4 + new DataView(data).getUint32(0, true);
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(data, 4, end - 4)));
   const { format, version } = header;
-  if (format !== "memlab step") throw new StepFileError("this is not a step that memlab recorded");
+  if (!FORMATS.includes(format)) throw new StepFileError("this is not a step that memlab recorded");
   if (version > VERSION) {
     throw new StepFileError(
       `this step was recorded by a newer memlab (form ${version}; this one reads ${VERSION}): ` +

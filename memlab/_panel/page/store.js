@@ -7,9 +7,18 @@
  * @typedef {object} PageState
  * @property {Fields} fields
  * @property {"category" | "module"} view how the timeline is stacked
+ * @property {boolean} isWithBefore whether it is compared with the settings before the last move
  * @property {number | null} instant that was chosen in the timeline; null for the peak
  * @property {string | null} module whose memory is looked at; null for all
  */
+
+/** How a picture is looked at. */
+export const AT_FIRST = {
+  view: /** @type {const} */ ("category"),
+  isWithBefore: false,
+  instant: null,
+  module: null,
+};
 
 const SAME_MOVE_MS = 700; // moves of one control within this time are undone together
 const MOST_UNDONE = 100;
@@ -50,12 +59,16 @@ export class Store {
     this.look({ fields: { ...this.state.fields, ...differing }, instant: null });
   }
 
-  /** A change that came from elsewhere, which can be undone too. @param {Fields} fields all of them */
-  receive(fields) {
-    if (Object.keys(different(this.state.fields, fields)).length) {
-      this.last.what = "";
-      this.#note("elsewhere");
-    }
+  /**
+   * A change that came from elsewhere, which can be undone too.
+   *
+   * @param {Fields} fields all of them
+   * @param {string} by whom; "search 3" is one search, all of whose changes are undone together
+   */
+  receive(fields, by) {
+    const names = Object.keys(different(this.state.fields, fields));
+    const isSearch = by.startsWith("search");
+    if (names.length) this.#note(isSearch ? by : `${by} ${names}`, isSearch);
     this.adopt(fields);
   }
 
@@ -73,10 +86,11 @@ export class Store {
     this.#go(this.future, this.past);
   }
 
-  /** @param {string} what */
-  #note(what) {
+  /** @param {string} what @param {boolean} [isOneMove] however long it takes */
+  #note(what, isOneMove = false) {
     const now = performance.now();
-    const isSameMove = what === this.last.what && now - this.last.at < SAME_MOVE_MS;
+    const isRecent = isOneMove || now - this.last.at < SAME_MOVE_MS;
+    const isSameMove = what === this.last.what && isRecent;
     this.last = { what, at: now };
     if (isSameMove) return;
     this.past = [...this.past.slice(1 - MOST_UNDONE), this.state.fields];

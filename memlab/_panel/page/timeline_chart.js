@@ -305,6 +305,12 @@ export class TimelineChart {
     this.callbacks.onPoint?.(instant);
   }
 
+  /** Points without a callback. @param {number | null} instant */
+  follow(instant) {
+    this.pointed = instant;
+    this.redrawOverlay();
+  }
+
   /** @param {Range | null} range */
   mark(range) {
     this.range = range;

@@ -17,6 +17,7 @@ import { fill, fillBox, path, setFont, stroke, write } from "./timeline_picture.
 
 const LINE_HEIGHT = 17;
 const PADDING = 9;
+const NARROW = 480; // pixels
 
 /** @param {Pen} pen @param {Arranged} at @param {Theme} theme @param {Marks} marks */
 export function drawOverlay(pen, at, theme, { selected, pointed, range, isFocused }) {
@@ -71,7 +72,8 @@ function drawCross(pen, at, instant, theme, stays) {
 function drawReading(pen, at, instant, theme) {
   const { title, lines } = at.scene.describe(instant);
   const { width, height } = at.size;
-  const rows = [title, ...lines].map((line, number) => {
+  const told = width < NARROW ? lines.slice(0, 1) : lines; // or it would cover the picture
+  const rows = [title, ...told].map((line, number) => {
     const weight = number ? "normal" : "600";
     setFont(pen, theme, weight);
     const text = shortened(pen, line, width - 2 * PADDING - 8);

@@ -15,7 +15,8 @@
  * @property {number | null} limitBytes
  * @property {Timeline | null} before a line "before the last move"
  * @property {Timeline | null} measured a line over the areas, aligned by operator
- * @property {{label: string, timeline: Timeline} | null} [compared] another run's line
+ * @property {{bytes: number, kept: {top: number}} | null} [scale] that two pictures share: the most
+ *     bytes that either draws, and what should not change without need
  * @property {string} dimmed a sentence over the greyed picture; "" if it is valid
  * @property {(instant: number) => {title: string, lines: string[]}} describe the title says where
  * @property {string} label the picture's name with its numbers, for those who cannot see it
@@ -55,7 +56,6 @@ const FORWARD = PHASES.indexOf("forward");
 const SHORT = { forward: "fwd", backward: "bwd", optimizer: "opt" };
 const NEEDLE = 3; // pixels: a narrower peak is easily missed
 const DASHES = [4, 3];
-const DOTS = [1.5, 2.5];
 const TILE = 6;
 /** Strokes in a tile. @type {Record<string, number[][]>} */
 const TEXTURES = {
@@ -123,29 +123,24 @@ function topsOf(groups, rows) {
  * @param {Memory} memory
  */
 export function arranged(scene, size, view, memory) {
-  const { timeline, before, measured, compared, limitBytes, groups } = scene;
+  const { timeline, before, measured, limitBytes, groups } = scene;
   const { width, height, density } = size;
-  const keyRows = width < 560 || groups.length > 8 ? 2 : 1;
+  const keyRows = width < 560 || groups.length > 8 || scene.scale ? 2 : 1;
   const [left, right] = [LEFT, Math.max(width - RIGHT, LEFT + 10)];
   const top = ROW * (keyRows + 1) + 6;
   const bottom = Math.max(height - 2 * ROW - 8, top + 10);
   const columns = Math.round((right - left) * density);
 
   const own = geometryOf(timeline);
-  // a run with as many micro-batches has the operators of the prediction, with fractions
-  const isAligned = compared?.timeline.operator instanceof Float64Array;
-  const reference = isAligned ? timeline : compared?.timeline;
-  const others = [
-    before && geometryOf(before),
-    measured && geometryOf(measured, timeline),
-    compared && geometryOf(compared.timeline, reference),
-  ];
-  const drawn = Math.max(own.peakBytes, ...others.map((other) => other?.peakBytes ?? 0));
+  const others = [before && geometryOf(before), measured && geometryOf(measured, timeline)];
+  const peaks = others.map((other) => other?.peakBytes ?? 0);
+  const drawn = Math.max(own.peakBytes, ...peaks, scene.scale?.bytes ?? 0);
   // a limit far above the peak would flatten it
   const isLimitShown = limitBytes !== null && limitBytes <= 2 * drawn;
   const most = isLimitShown ? Math.max(drawn, limitBytes) : drawn;
-  const scale = layout.scaleOf(most, memory.top, (bottom - top) / 36);
-  memory.top = scale.top;
+  const kept = scene.scale?.kept ?? memory;
+  const scale = layout.scaleOf(most, kept.top, (bottom - top) / 36);
+  kept.top = scale.top;
 
   /** @param {Timeline} line @param {Timeline} reference */
   const heights = (line, reference) =>
@@ -158,7 +153,6 @@ export function arranged(scene, size, view, memory) {
     total: heights(timeline, timeline),
     before: before && heights(before, before),
     measured: measured && heights(measured, timeline),
-    compared: compared && reference ? heights(compared.timeline, reference) : null,
     /** @param {number} place 0..1 of the step */
     xOf: (place) => left + ((place - view[0]) / (view[1] - view[0])) * (right - left),
     /** @param {number} bytes on a device pixel, so that edges are sharp */
@@ -175,7 +169,6 @@ export function draw(pen, at, theme, memory) {
     drawAreas(pen, at);
     drawOverLimit(pen, at, theme);
     if (at.before) drawLine(pen, at, at.before, theme, DASHES);
-    if (at.compared) drawLine(pen, at, at.compared, theme, DOTS);
     if (at.measured) drawLine(pen, at, at.measured, theme, []);
     drawKey(pen, at, drawLabels(pen, at, memory), theme);
     drawLimit(pen, at, theme);
@@ -345,7 +338,7 @@ function drawLabels(pen, at, memory) {
 
 /** Above the picture: lines, and areas that are too small to be named inside. @param {Pen} pen @param {Arranged} at @param {Group[]} unnamed @param {Theme} theme */
 function drawKey(pen, at, unnamed, theme) {
-  const { before, measured, compared, timeline } = at.scene;
+  const { before, measured, timeline } = at.scene;
   /** @param {string} name @param {Timeline} line @param {Timeline} reference */
   const named = (name, line, reference) =>
     `${name} ${formatBytes(geometryOf(line, reference).peakBytes)}`;
@@ -353,10 +346,6 @@ function drawKey(pen, at, unnamed, theme) {
   /** @type {{text: string, group?: Group, dashes?: number[]}[]} */
   const items = areas.map((group) => ({ text: group.label, group }));
   if (before) items.unshift({ text: named("before", before, before), dashes: DASHES });
-  if (compared) {
-    const highestBytes = formatBytes(highest(compared.timeline.total));
-    items.unshift({ text: `${compared.label} ${highestBytes}`, dashes: DOTS });
-  }
   if (measured) items.unshift({ text: named("measured", measured, timeline), dashes: [] });
 
   let [x, y] = [at.left, ROW / 2 + 2];

@@ -8,7 +8,7 @@
  * @typedef {{kind: Kind, text: string, detail: string}} Verdict
  */
 
-import { formatBytes, formatPercent } from "./words.js";
+import { formatBytes, plusMinus } from "./words.js";
 
 export const SYMBOLS = { good: "✔", warn: "▲", bad: "✖", open: "○" };
 
@@ -23,7 +23,7 @@ export function countedPeak(found) {
 }
 
 /**
- * @param {RecordedStep} step
+ * @param {RecordedStep | null} step null for a result
  * @param {Estimate} found
  * @param {number | null} limit bytes; null for none
  * @param {string} device as it is named to people
@@ -31,7 +31,11 @@ export function countedPeak(found) {
  */
 export function fitVerdict(step, found, limit, device) {
   const peak = countedPeak(found);
-  const { how } = found;
+  const { how, isWhole = true } = found;
+  if (!isWhole) {
+    const text = `not known: the step ended at ${formatBytes(peak.bytes)} ${peak.kind}`;
+    return { kind: "open", text, detail: "" };
+  }
   if (limit === null) {
     return {
       kind: "open",
@@ -43,7 +47,8 @@ export function fitVerdict(step, found, limit, device) {
   const { fits, isClose } = judged(peak, found.uncertainty.needed_bytes ?? 0, limit, runs);
   const verb = peak.kind === "reserved" ? "reserves" : "takes";
   const share = `${verb} ${formatBytes(peak.bytes)} of ${formatBytes(limit)}`;
-  const detail = `peak ${peak.kind} bytes, ${how} for ${device} ± ${formatPercent(peak.width)}`;
+  const where = `${how} ${how === "measured" || how === "recorded" ? "on" : "for"} ${device}`;
+  const detail = `peak ${peak.kind} bytes, ${where}${plusMinus(peak.width)}`;
   if (isClose) return { kind: "warn", text: `too close to say: ${share}, ${how}`, detail };
   if (fits) {
     const less = peak.bytes > limit ? " with less cache" : "";
@@ -70,9 +75,10 @@ function judged(peak, neededWidth, limit, runs) {
   return { fits, isClose: width >= 1 || fitsIn(Math.trunc(limit / (1 - width))) };
 }
 
-/** @param {RecordedStep} step @param {Estimate} found */
+/** @param {RecordedStep | null} step @param {Estimate} found */
 function runsWithin(step, found) {
-  const { sizes } = found;
-  if (!sizes || !step.header.allocator) return null;
+  const { sizes, neededBytes } = found;
+  if (neededBytes) return (/** @type {number} */ limit) => neededBytes <= limit;
+  if (!sizes || !step?.header.allocator) return null;
   return (/** @type {number} */ limit) => step.runsWithin(sizes, limit);
 }

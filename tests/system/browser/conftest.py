@@ -40,6 +40,47 @@ panel = memlab.panel(workload, device="cpu")
 panel
 """
 
+VIEWS = (
+    """
+result = memlab.measure(workload, memlab.StepConfig(batch_size=4), "cpu", repeats=1)
+memlab.panel(result)
+""",
+    """
+shown = memlab.panel(workload, device="t4", config=memlab.StepConfig(batch_size=8))
+shown.save("step.html")
+shown.close()
+memlab.panel("step.html")
+""",
+)
+
+OWN_OPERATOR = """
+import torch
+from torch import nn
+import memlab
+
+
+def build_model():
+    if not hasattr(torch.ops.demo, "counted"):
+        library = torch.library.Library("demo", "FRAGMENT")
+        library.define("counted(Tensor x) -> Tensor")
+        library.impl("counted", lambda x: x.clone(), "CPU")
+        build_model.kept = library
+    return nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))
+
+
+def compute_loss(model, batch):
+    torch.ops.demo.counted(batch[0])  # of which fake tensors know nothing
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+workload = memlab.Workload(
+    name="own-operator",
+    build_model=build_model,
+    make_batch=lambda n: (torch.ones(n, 64), torch.zeros(n, dtype=torch.long)),
+    compute_loss=compute_loss,
+)
+"""
+
 RECORDED = """
 import memlab
 
@@ -170,6 +211,8 @@ def _write_notebooks(folder: pathlib.Path) -> None:
     _write(folder / "failing.ipynb", FAILING)
     _write(folder / "trainer.ipynb", TRAINER)
     _write(folder / "finetune.ipynb", FINETUNE)
+    _write(folder / "views.ipynb", TINY, *VIEWS)
+    _write(folder / "unrecorded.ipynb", OWN_OPERATOR, SHOW)
     _write(folder / "two.ipynb", TINY, "a = memlab.panel(workload)\na", "b = memlab.panel()\nb")
 
 

@@ -45,6 +45,8 @@ def test_nothing_shuts_people_out_in_either_theme_whatever_is_open(page, panel):
     settle(panel)
     press_run(panel)
     button(panel, "pin run 1").click()
+    button(panel, "compare run 1").click()
+    wait_for(lambda: panel.locator(".ml-chart").count() == 2)
     for name in PANES:
         pane(panel, name)
     wait_for(lambda: panel.locator("[data-pane=cards] tbody tr").count() > 3)

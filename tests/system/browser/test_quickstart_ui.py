@@ -179,6 +179,13 @@ def test_pin_compare_and_clear(page, panel):
     wait_for(lambda: "the plain one" in panel.locator("table.ml-runs").inner_text())
     button(panel, "compare run 1").click()
     wait_for(lambda: button(panel, "compare run 1").get_attribute("aria-pressed") == "true")
+    wait_for(lambda: panel.locator(".ml-chart").count() == 2)
+    difference = panel.locator(".ml-difference")
+    wait_for(lambda: "Measured: " in difference.inner_text())
+    assert difference.inner_text().startswith("Peak ")
+    panel.get_by_label("compare with").select_option("nothing")
+    wait_for(lambda: panel.locator(".ml-chart").count() == 1)
+    assert button(panel, "compare run 1").get_attribute("aria-pressed") == "false"
     button(panel, "clear").click()
     wait_for(lambda: num_rows(panel) == 2)
     button(panel, "undo clear").click()
