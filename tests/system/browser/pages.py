@@ -19,6 +19,7 @@ NOT_OURS = (
     "Error: widget model not found",  # ipywidgets, where a page opens while its panel is closed
     "[anywidget] Failed to initialize model.",  # the same, 2 s later
     "Cannot read properties of undefined (reading 'schema')",  # Notebook 7.6 itself, as it opens
+    "Command 'filebrowser:open-path' not registered",  # the same, where JupyterLab was before
 )
 
 
