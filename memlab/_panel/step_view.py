@@ -63,6 +63,8 @@ class StepView:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write what is shown as one HTML file that works without a kernel; return its path.
 
+        Where no script runs there is a picture of a result, and words alone of a saved step.
+
         Args:
             path: of the file, which is replaced if it exists.
 
