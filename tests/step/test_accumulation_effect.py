@@ -172,6 +172,7 @@ def test_what_is_too_large_to_run_is_judged_by_shapes():
 
 
 @pytest.mark.parametrize("name", ["contrastive, CLIP", "labels, ignored", "BatchNorm"])
+@pytest.mark.slow
 def test_what_changes_the_gradient_is_offered_only_if_it_is_asked_for(name):
     workload = accumulation.case(name).workload
     options = {"batch_size": 32, "device": "cpu", "allow": ALLOWED, "confirm": 0}
@@ -200,6 +201,7 @@ def test_a_divided_recommendation_says_that_its_gradient_differs():
     assert any("give another gradient" in reason for reason in ranked[0].reasons)
 
 
+@pytest.mark.slow
 def test_ranks_divide_a_batch_too():
     workload = accumulation.case("contrastive, CLIP").workload
     ranked = recommend(
@@ -217,6 +219,7 @@ def test_a_gradient_of_zero_shows_nothing():
     assert any("accumulation_steps=2" in note for note in ranked.notes)
 
 
+@pytest.mark.slow
 def test_largest_batch_and_ladder_say_that_a_divided_batch_trains_another_way():
     workload = accumulation.case("Dice, whole batch").workload
     config = StepConfig(accumulation_steps=2)

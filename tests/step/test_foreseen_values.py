@@ -87,6 +87,7 @@ def test_chance_is_foreseen(model, accumulation_steps, seed):
     assert not [note for note in found.notes if "assumed" in note]
 
 
+@pytest.mark.slow
 def test_other_seeds_take_other_ways():
     config = StepConfig(batch_size=24)
     given = workload(lambda: Drops(by_number))

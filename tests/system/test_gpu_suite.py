@@ -185,6 +185,7 @@ def test_the_other_kinds_of_lines_are_written(monkeypatch, tmp_path):
     assert allocator["outcome"] == "ok"
 
 
+@pytest.mark.slow
 def test_a_visit_ends_within_its_minutes_and_starts_nothing_that_does_not_fit(
     monkeypatch, tmp_path
 ):

@@ -364,6 +364,7 @@ def test_a_forked_child_leaves_the_worker_to_its_parent():
     assert done.stdout.split()[-2:] == ["ok", "True"]
 
 
+@pytest.mark.slow
 def test_a_switch_that_a_model_turned_is_turned_back_for_the_next():
     assert doing(lambda: torch.set_default_dtype(torch.float64)).outcome
     away = measure(blocks(), StepConfig(), "cpu", repeats=1)

@@ -160,6 +160,7 @@ def test_a_panel_needs_a_workload():
         memlab.panel(3)
 
 
+@pytest.mark.slow
 def test_the_code_measures_what_is_on_screen(panel):
     panel.set(batch_size=8, accumulation_steps=2, optimizer="sgd", memory_limit="1 GiB")
     names = {"workload": panel.workload}
@@ -268,6 +269,7 @@ def test_an_interrupted_cell_says_so_and_only_it_can_be_stopped(panel, monkeypat
     assert (panel._told.job["running"], panel._told.job["fraction"]) == (False, 0.0)
 
 
+@pytest.mark.slow
 def test_stop_in_a_step_ends_the_run_and_a_new_worker_runs_the_next(panel):
     with closing(memlab.panel(make_workload(seconds_per_loss=60), device="cpu")) as slow:
         press(slow, "run")

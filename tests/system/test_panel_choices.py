@@ -157,6 +157,7 @@ def test_choices_that_make_no_sense_are_refused(fields, sentence):
     assert sentence in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_control_changes_the_workload_that_is_predicted(panel):
     assert labels(panel, "width") == ["4", "8"]
     assert labels(panel, "bias") == ["yes", "no"]

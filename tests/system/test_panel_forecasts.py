@@ -87,6 +87,7 @@ def test_a_run_of_another_time_has_the_worker_asked_again_and_nothing_blank_mean
     assert not found.look(question(16)).exact
 
 
+@pytest.mark.slow
 def test_interpolating_gives_what_the_worker_would_have_said(base):
     config = StepConfig(batch_size=32)
     estimate = interpolated(base, config)

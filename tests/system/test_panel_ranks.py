@@ -69,6 +69,7 @@ def test_a_cluster_is_a_device_and_has_room_for_its_ranks(panel):
     assert panel.config.world_size == 8
 
 
+@pytest.mark.slow
 def test_an_error_of_one_rank_names_it():
     with closing(memlab.panel(faulty("error"), device="cpu")) as made:
         result = made.run(sharding="ddp", world_size=2)
@@ -77,6 +78,7 @@ def test_an_error_of_one_rank_names_it():
         assert "rank 1 of 2" in status(made)
 
 
+@pytest.mark.slow
 def test_stop_ends_all_ranks():
     with closing(memlab.panel(faulty("hang"), device="cpu")) as made:
         made.set(sharding="ddp", world_size=2, batch_size=4)

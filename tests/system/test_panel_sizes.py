@@ -96,6 +96,7 @@ def test_a_size_that_is_set_is_what_runs_and_what_is_predicted(panel):
     assert "run 1, fit, length 16, batch 4" in status(panel)
 
 
+@pytest.mark.slow
 def test_no_control_changes_while_a_new_size_is_looked_at(panel):
     until(lambda: "fit: 36 parameters" in line(panel, "about")["text"])
     form = panel._told.form

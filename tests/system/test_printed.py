@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 
+import pytest
 from torch import nn
 
 import memlab
@@ -36,6 +37,7 @@ def test_a_measured_and_a_predicted_result_hold_what_the_forward_printed():
         assert again.printed == result.printed
 
 
+@pytest.mark.slow
 def test_the_panel_shows_it_as_text():
     made = memlab.panel(talkative(), device="cpu", config=StepConfig(batch_size=3))
     try:

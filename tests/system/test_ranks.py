@@ -61,6 +61,7 @@ def test_each_rank_of_zero3_holds_its_half(monkeypatch):
         ("memory", Outcome.OUT_OF_MEMORY, "rank 1 of 2: out of memory in forward"),
     ],
 )
+@pytest.mark.slow
 def test_a_rank_that_ends_ends_the_run_by_its_name(fault, outcome, said):
     result = measure(faulty(fault), StepConfig(batch_size=4, **TWO), "cpu", repeats=1)
     assert result.outcome is outcome
@@ -112,6 +113,7 @@ def test_a_port_in_use_does_no_harm(monkeypatch):
     assert [rank.rank_numbers for rank in result.ranks] == [(0,), (1,)]
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_named_with_its_place(tmp_path, monkeypatch):
     sign, hour, moment = tmp_path / "hangs", 3600.0, 3.0
     since = []  # when the sign was first seen
@@ -149,6 +151,7 @@ def test_a_step_of_ranks_ends_when_its_time_is_over():
     assert not left_running()
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_while_it_is_timed_ends_the_others():
     calls = []
 

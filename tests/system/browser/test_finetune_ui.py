@@ -1,5 +1,7 @@
 """A fine-tuning and ranks as a person meets them: chosen, explained, run, and seen."""
 
+import pytest
+
 from tests.system.browser import lab_browser as lab_ui
 from tests.system.browser.conftest import SHOTS
 from tests.system.browser.panel_page import (
@@ -40,6 +42,7 @@ def test_an_adapter_and_a_base_are_chosen_and_a_wrong_pair_is_explained(page, la
     wait_for(lambda: "adapter='ia3'" in code.inner_text())
 
 
+@pytest.mark.slow
 def test_a_strategy_is_chosen_explained_run_and_shown_rank_by_rank(page, panel):
     settle(panel)
     drawer = pane(panel, "Ranks (one device)")
