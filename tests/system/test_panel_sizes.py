@@ -140,8 +140,7 @@ def test_a_size_that_takes_long_to_make_holds_nothing_up(monkeypatch):
         assert "press Run again once it is made" in status(panel)
 
         may.set()
-        until(lambda: panel._told.answer["ready"])
-        assert panel._told.panes["code"]
+        until(lambda: panel._told.answer["ready"] and panel._told.panes["code"])
         press(panel, "run")
         until(lambda: panel.result is not None)
         assert (panel.result.workload_name, panel.result.config.batch_size) == (

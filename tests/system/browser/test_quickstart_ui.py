@@ -203,10 +203,19 @@ def test_the_saved_notebook_keeps_the_step_and_its_runs(page, panel, folder):
     still = page.locator(".ml-still")
     wait_for(lambda: still.count() == 1 and not still.is_visible())  # beside a live panel
     wait_for(lambda: last["message"] in still.text_content())
-    page.evaluate("() => window.jupyterapp.shell.currentWidget.context.save().then(() => true)")
-    notebook = nbformat.read(folder / "panel.ipynb", as_version=4)
-    found = notebook.cells[-1].outputs[-1].data["text/html"]
-    for part in ("data:image/png;base64,", last["message"], "mount(root"):
+
+    def kept():
+        page.evaluate("() => window.jupyterapp.shell.currentWidget.context.save().then(() => true)")
+        return (
+            nbformat.read(folder / "panel.ipynb", as_version=4)
+            .cells[-1]
+            .outputs[-1]
+            .data["text/html"]
+        )
+
+    wait_for(lambda: "mount(root" in kept())  # the run's words come before its recorded step
+    found = kept()
+    for part in ("data:image/png;base64,", last["message"]):
         assert part in html.unescape(found)
     other = page.context.new_page()  # without a kernel
     other.set_content(f"<body>{found}</body>")
