@@ -351,7 +351,7 @@ class Piece(NamedTuple):
     stream: npt.NDArray[np.int32] | None = None
 
 
-class _Allocator:
+class Allocator:
     """The pools of all streams, two for each, under one limit, and the blocks that are in use."""
 
     __slots__ = ("_is_expandable", "_limit", "_live", "_pools", "num_flushes", "reserved")
@@ -410,6 +410,24 @@ class _Allocator:
             allocated.append(in_use)
 
         return reserved, allocated, None
+
+    def take(self, address: int, nbytes: int, stream: int = 0) -> int | None:
+        """Serve one request; return the bytes of its block, None if out of memory."""
+        block = self._allocate(round_block(nbytes) // BLOCK_BYTES, stream)
+        if block is None:
+            return None
+        self._live[address] = block
+        return block[2] * BLOCK_BYTES
+
+    def restrict(self, limit_bytes: int) -> None:
+        """Reserve at most this much from now on."""
+        self._limit = limit_bytes // BLOCK_BYTES
+
+    def free(self, address: int) -> int:
+        """Take a block back; return its bytes."""
+        pool, start, whole = self._live.pop(address)
+        pool.give(start, whole)
+        return whole * BLOCK_BYTES
 
     def _allocate(self, size: int, stream: int) -> _Block | None:
         """Return pool, start and size of a new block; None if out of memory."""
@@ -483,7 +501,7 @@ def replay(
             f"{len(address) - 1}; leave out the others"
         )
 
-    allocator = _Allocator(AllocatorSettings() if settings is None else settings)
+    allocator = Allocator(AllocatorSettings() if settings is None else settings)
     reserved, allocated, failed = allocator.run(
         Piece(np.asarray(address), np.asarray(nbytes), stream), frozenset(flush_before)
     )
@@ -504,7 +522,7 @@ def replay_in_turn(pieces: Iterable[Piece], settings: AllocatorSettings) -> list
     >>> replay_in_turn(pieces, AllocatorSettings())  # the cached 20 MiB are too small for 30
     [20971520, 52428800]
     """
-    allocator, reserved = _Allocator(settings), []
+    allocator, reserved = Allocator(settings), []
     for piece in pieces:
         allocator.run(piece)
         reserved.append(allocator.reserved * BLOCK_BYTES)

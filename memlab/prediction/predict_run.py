@@ -17,6 +17,7 @@ import torch
 
 from memlab._util.torch_private.tensors import FakeTensorMode, without_modes
 from memlab._util.units import format_bytes
+from memlab.config import StepConfig
 from memlab.cost_model.targets import Kernels
 from memlab.cost_model.traced_step import Failure, TracedStep, from_recording
 from memlab.devices.cards import Target
@@ -418,7 +419,8 @@ def predict_run_in_process(spec: RunSpec, target: Target, *, report: Report) -> 
             config=config, target=target, device=device, program=recorded.program, report=report
         )
         kernels = step.kernels(timed=False)
-        stages, width, replayed = _stages(spec, recorded, kernels, target)
+        names = names_of(recorded.run)
+        stages, width, replayed = stages_of(recorded, names, kernels, config, target)
         result = spec.result(
             Outcome.OK,
             summary_of(stages),
@@ -449,16 +451,29 @@ def with_judgement(result: RunResult, replayed: ReplayedRun | None = None) -> Ru
     )
 
 
-def _stages(
-    spec: RunSpec, recorded: RunRecording, kernels: Kernels, target: Target
+def stages_of(
+    recorded: RunRecording,
+    names: Sequence[str],
+    kernels: Kernels,
+    config: StepConfig,
+    target: Target,
 ) -> tuple[tuple[StageCost, ...], float, ReplayedRun | None]:
-    """Return what the stages cost, the uncertainty of that, and on a card the run at any limit."""
-    names, program = names_of(recorded.run), recorded.program
-    if target.kind == "cpu":
-        stages = stage_costs(recorded.trace(recorded.sizes(kernels.effects)), names, None)
-        return stages, CPU_MEMORY + _unsure(spec, recorded, kernels, stages), None
+    """Return what the stages cost, the uncertainty of that, and on a card the run at any limit.
 
-    settings = AllocatorSettings(expandable_segments=spec.config.expandable_segments)
+    Args:
+        recorded: the run.
+        names: of its stages after the build, by number.
+        kernels: their memory.
+        config: of its steps.
+        target: a CPU, or a CUDA card.
+    """
+    program = recorded.program
+    own = recorded.sizes(kernels.effects)
+    if target.kind == "cpu":
+        stages = stage_costs(recorded.trace(own), names, None)
+        return stages, CPU_MEMORY + _unsure(program, config, own, kernels, stages), None
+
+    settings = AllocatorSettings(expandable_segments=config.expandable_segments)
     owns = possible_sizes(program, kernels, target.card)
     traces = {hypothesis: recorded.trace(own) for hypothesis, own in owns.items()}
     runs = {
@@ -473,17 +488,20 @@ def _stages(
     width = width_of("peak_reserved_bytes", convolutions=len(owns) > 1).half_width
     # the first hypothesis, without any workspace, is what the run needs
     replayed = ReplayedRun(next(iter(traces.values())), names, settings)
-    return stages, width + _unsure(spec, recorded, kernels, stages), replayed
+    return stages, width + _unsure(program, config, own, kernels, stages), replayed
 
 
 def _unsure(
-    spec: RunSpec, recorded: RunRecording, kernels: Kernels, stages: tuple[StageCost, ...]
+    program: Program,
+    config: StepConfig,
+    own: npt.NDArray[np.int64],
+    kernels: Kernels,
+    stages: tuple[StageCost, ...],
 ) -> float:
     """Return what is not known of kernels and of values, as a part of the peak."""
-    recording = recorded.program.recording
+    recording = program.recording
     unsure = kernels.unsure_bytes / max(stage.peak_allocated_bytes for stage in stages)
-    own = recorded.sizes(kernels.effects)
-    unsure += compiled_part(recorded.program, spec.config, own, None).half_width
+    unsure += compiled_part(program, config, own, None).half_width
     if recording.assumptions:
         spread = ASSUMED_SPREAD if recording.spread else ASSUMED
         unsure += ASSUMED_BRANCH if recording.branched else spread

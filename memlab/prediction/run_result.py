@@ -62,9 +62,9 @@ class RunResult:
         source: "measured" or "predicted".
         device: where it ran, or for which it was predicted.
         versions: of memlab, torch and Python.
-        config: of the steps.
-        run: what was done beside them.
-        workload_name: what was trained.
+        config: of the steps; None of a script, whose steps are its own.
+        run: what was done beside them; None of a script.
+        workload_name: what was trained, or the name of the script.
         stages: in the order in which they run; empty if the outcome is not ok.
         uncertainty: relative half-width of what counts against a limit, 0.01 for +-1 %; 0 if
             measured.
@@ -77,8 +77,8 @@ class RunResult:
     source: Source
     device: str
     versions: Mapping[str, str]
-    config: StepConfig
-    run: TrainingRun
+    config: StepConfig | None
+    run: TrainingRun | None
     workload_name: str
     stages: tuple[StageCost, ...] = ()
     uncertainty: float = 0.0

@@ -346,23 +346,24 @@ def _averaged(step: Step, mark: Callable[[int, Phase, int], None]) -> AveragedMo
 #     allocated in an evaluation, kept beyond its batch           kept outputs
 #     allocated in a generation, kept beyond its token            KV cache
 
-KEPT = {StageName.EVALUATION: "kept outputs", StageName.GENERATION: "KV cache"}
+KEPT: Mapping[str, str] = {StageName.EVALUATION: "kept outputs", StageName.GENERATION: "KV cache"}
 EMA = "EMA weights"
 
 
-def rows_of_stages(trace: Trace, names: Sequence[StageName]) -> list[tuple[StageName, slice]]:
-    """Return the rows of each stage; the build comes first, and of equal names both."""
+def rows_of_stages(trace: Trace, names: Sequence[str]) -> list[tuple[str, int, slice]]:
+    """Return name, number and rows of each stage; the build comes first, and of equal names both."""
     step = np.array([interval.step for interval in trace.intervals])[trace.interval]
     found = []
     for number, name in enumerate(names):
         rows = np.flatnonzero(step == number)
         if len(rows):
-            found.append((name, slice(int(rows[0]), int(rows[-1]) + 1)))
-    return [(StageName.BUILD, slice(0, found[0][1].start)), *found]
+            found.append((name, number, slice(int(rows[0]), int(rows[-1]) + 1)))
+    first = found[0][2].start if found else len(step)
+    return [(str(StageName.BUILD), -1, slice(0, first)), *found]
 
 
 def stage_costs(
-    trace: Trace, names: Sequence[StageName], reserved: npt.NDArray[np.int64] | None
+    trace: Trace, names: Sequence[str], reserved: npt.NDArray[np.int64] | None
 ) -> tuple[StageCost, ...]:
     """Return what each stage holds. Of stages with one name the one that reaches highest counts.
 
@@ -372,9 +373,8 @@ def stage_costs(
         reserved: int64, (rows,), what the caching allocator holds; None where there is none.
     """
     live, is_counted = np.cumsum(trace.nbytes), ~_is_in_the_making(trace)
-    numbers = {name: number for number, name in enumerate(names)}
-    found: dict[StageName, StageCost] = {}
-    for name, rows in rows_of_stages(trace, names):
+    found: dict[str, StageCost] = {}
+    for name, number, rows in rows_of_stages(trace, names):
         peak = rows.start + int(np.argmax(np.where(is_counted[rows], live[rows], -1)))
         # where a stage only frees, it begins with the most
         before = int(live[rows.start - 1]) if rows.start else 0
@@ -382,7 +382,7 @@ def stage_costs(
         held = int(live[peak])
         if name in found and found[name].peak_allocated_bytes >= held:
             continue
-        memory = step_memory(trace, max(numbers.get(name, 0), 0))
+        memory = step_memory(trace, max(number, 0))
         found[name] = StageCost(
             name=str(name),
             peak_allocated_bytes=held,
@@ -405,7 +405,7 @@ def _is_in_the_making(trace: Trace) -> npt.NDArray[np.bool_]:
     return found
 
 
-def _standing(memory: StepMemory, name: StageName, peak: int) -> dict[str, int]:
+def _standing(memory: StepMemory, name: str, peak: int) -> dict[str, int]:
     """Return what is live at an event by what it is for; the largest first, nothing empty."""
     blocks, trace = memory.blocks, memory.trace
     alive = np.flatnonzero((blocks.births <= peak) & (peak < blocks.deaths))
@@ -478,9 +478,7 @@ class ReplayedRun:
         settings: of the allocator.
     """
 
-    def __init__(
-        self, trace: Trace, names: Sequence[StageName], settings: AllocatorSettings
-    ) -> None:
+    def __init__(self, trace: Trace, names: Sequence[str], settings: AllocatorSettings) -> None:
         self.trace, self.names, self.settings = trace, names, settings
         self._known: dict[int, frozenset[str]] = {}
 
@@ -503,11 +501,11 @@ class ReplayedRun:
             if held.out_of_memory_at is None:
                 return frozenset(over)
             event = int(kept[held.out_of_memory_at])
-            at = max(number for number, (_, rows) in enumerate(stages) if rows.start <= event)
-            name, rows = stages[at]
+            at = max(place for place, (_, _, rows) in enumerate(stages) if rows.start <= event)
+            name, _, rows = stages[at]
             over.add(name)
             if not _leaves_nothing(trace, rows):
-                return frozenset(over | {later for later, _ in stages[at:]})
+                return frozenset(over | {later for later, _, _ in stages[at:]})
             left[rows] = False
 
 

@@ -151,6 +151,12 @@ def _predict_run(*, target: Any, report: Report, **asked: Any) -> Any:
     return predict_run_in_process(RunSpec(**asked), target, report=report)
 
 
+def _predict_script(**arguments: Any) -> Any:
+    from memlab.prediction.predict_script import predict_script_in_process  # as above
+
+    return predict_script_in_process(**arguments)
+
+
 def _measure_run(*, device: Any, report: Report, **asked: Any) -> Any:
     from memlab.prediction.run_spec import RunSpec  # as above
     from memlab.runtime.measure_run import measure_run_in_process
@@ -178,6 +184,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "operators": _operators,
     "graph": _graph,
     "predict_run": _predict_run,
+    "predict_script": _predict_script,
     "measure_run": _measure_run,
     "verify": verify_in_process,
     "measure_ranks": _measure_ranks,

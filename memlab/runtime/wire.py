@@ -226,7 +226,17 @@ KINDS = frozenset({"ready", "progress", "sources", "stale", "result", "raised", 
 """Kinds of messages."""
 LOST_STATUS = 76  # exit status of a worker that cannot answer, because its socket was closed
 PREDICTING = frozenset(
-    {"predict", "plan", "layers", "operators", "graph", "per_sample", "loss", "predict_run"}
+    {
+        "predict",
+        "plan",
+        "layers",
+        "operators",
+        "graph",
+        "per_sample",
+        "loss",
+        "predict_run",
+        "predict_script",
+    }
 )
 """Functions that run no real step."""
 

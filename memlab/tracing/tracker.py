@@ -284,18 +284,18 @@ class Tracker(TorchDispatchMode):
     @contextlib.contextmanager
     def modules(self, model: torch.nn.Module) -> Iterator[None]:
         """Record which module is running, by hooks on forward calls."""
-        index = self.recording.modules
-
-        def begin(path: str) -> None:
-            here = len(self.recording.operators)
-            self._calls.append(ModuleCall(index.setdefault(path, len(index)), here, here))
-            self.recording.calls.append(self._calls[-1])
-
-        def end() -> None:
-            self._calls.pop().end = len(self.recording.operators)
-
-        with meter.reported(model, begin, end):
+        with meter.reported(model, self.begin_module, self.end_module):
             yield
+
+    def begin_module(self, path: str) -> None:
+        """Note that a module begins to run."""
+        here, index = len(self.recording.operators), self.recording.modules
+        self._calls.append(ModuleCall(index.setdefault(path, len(index)), here, here))
+        self.recording.calls.append(self._calls[-1])
+
+    def end_module(self) -> None:
+        """Note that the module which began last has run."""
+        self._calls.pop().end = len(self.recording.operators)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator on fake tensors and note what it brought into being."""

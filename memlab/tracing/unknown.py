@@ -151,9 +151,14 @@ class Site(NamedTuple):
 
 
 class Guesses:
-    """The lines of code whose first answer is turned around, over several attempts."""
+    """The lines of code whose first answer is turned around, over several attempts.
 
-    def __init__(self) -> None:
+    Args:
+        most_attempts: how often a run is tried again.
+    """
+
+    def __init__(self, most_attempts: int = MOST_ATTEMPTS) -> None:
+        self._most_attempts = most_attempts
         self.turned: frozenset[Site] = frozenset()
         self.read: list[Site] = []  # in this attempt, in order
         self._kept: frozenset[Site] = frozenset()
@@ -177,7 +182,7 @@ class Guesses:
             self._candidates = others[:MOST_CANDIDATES]
 
         self._attempts += 1
-        if not self._candidates or self._attempts > MOST_ATTEMPTS:
+        if not self._candidates or self._attempts > self._most_attempts:
             return False
 
         self.turned = self._kept | {self._candidates.pop(0)}

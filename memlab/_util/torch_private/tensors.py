@@ -226,6 +226,16 @@ def subclasses_left_out(says_class: Callable[[Any, type], None]) -> Iterator[Non
         del torch.Tensor._make_subclass  # what is left is that of the class above
 
 
+def swapped(fake: Any, other: Any) -> Any:
+    """Return a fake tensor with the memory of another one, which gets its own.
+
+    It is the same object, which others may refer to: an optimizer, for instance.
+    """
+    torch._C._swap_tensor_impl(fake, other)
+    fake.fake_device, other.fake_device = other.fake_device, fake.fake_device
+    return fake
+
+
 @contextlib.contextmanager
 def missing_kernels_run_by(run: Callable[..., Any]) -> Iterator[None]:
     """Run operators that have no fake kernel by another function, inside this context.

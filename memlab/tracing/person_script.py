@@ -1,0 +1,341 @@
+"""Record a person's script, unchanged, over fake tensors: `record_script`.
+
+The script runs as `python train.py` would run it: as `__main__`, with its own arguments, in the
+folder of the caller. Its tensors are fake (`tracker.py`), its card is told as it would tell itself
+(`script_card.py`), what it does outside of this process is kept within a folder that goes with the
+run (`script_world.py`), and its steps are found by what happens (`script_course.py`).
+
+Beside what a recorded step has, each operator knows the line of the person's code that called it. A
+backward operator has the line of its forward operator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import runpy
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memlab._util.torch_private.tensors import (
+    FakeTensor,
+    FakeTensorMode,
+    buffers_of,
+    convert,
+    converted_by,
+    parameters_of,
+    swapped,
+)
+from memlab.errors import UnsupportedError
+from memlab.trace import Phase
+from memlab.tracing.assembly import BESIDE, LiveBlocks
+from memlab.tracing.recording import OpTrace, Streams
+from memlab.tracing.script_card import LiveAllocator, found_by_script
+from memlab.tracing.script_course import Course, Enough
+from memlab.tracing.script_world import around_script
+from memlab.tracing.tracker import Tracker, record_fake
+from memlab.tracing.unknown import MOST_ELEMENTS, Draws, Guesses
+
+THEIRS = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+HERE = str(Path(__file__).parents[1])
+MOST_FRAMES = 100
+MOST_ATTEMPTS = 3  # of a script that fails after a value that was assumed
+Line = tuple[str, int]  # file and number
+NOWHERE: Line = ("", 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Script:
+    """A script and how it is run.
+
+    Attributes:
+        path: of the file; a notebook's code cells are run in turn.
+        arguments: its own.
+        is_module: whether `path` is the name of a module, as for `python -m`.
+        steps: updates after which training has shown what it does.
+        writes: whether it may write its files where it would.
+    """
+
+    path: str
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+    steps: int = 3
+    writes: bool = False
+
+
+class ScriptBlocks(LiveBlocks):
+    """The live blocks of a script, each with the line that made it, served by the allocator.
+
+    Attributes:
+        lines: of each block.
+    """
+
+    def __init__(
+        self, device_type: str, streams: Streams, line: Callable[[], Line],
+        allocator: LiveAllocator | None,
+    ) -> None:  # fmt: skip
+        super().__init__(device_type, streams)
+        self._line, self._allocator = line, allocator
+        self.lines: list[Line] = []
+
+    def restart(self, recording: OpTrace) -> None:
+        """Write into another recording from now on, in which no block is live yet."""
+        super().restart(recording)
+        self.lines = []
+        if self._allocator is not None:
+            self._allocator.restart()
+
+    def born(self, nbytes: int, output: int = BESIDE) -> int:
+        """Note memory that the last operator brings into being.
+
+        Raises:
+            OutOfMemoryError: the card has no room for it.
+        """
+        block = super().born(nbytes, output)
+        self.lines.append(self._line())
+        if self._allocator is not None:
+            try:
+                self._allocator.take(block, nbytes, self._streams.current.number)
+            except torch.OutOfMemoryError:
+                super().freed(block)
+                raise
+        return block
+
+    def freed(self, block: int) -> None:
+        """Note that memory is freed after the last operator."""
+        super().freed(block)
+        if self._allocator is not None and self._recording.blocks[block].nbytes:
+            self._allocator.free(block)
+
+
+class SmallDraws(Draws):
+    """Small random numbers of a CPU are drawn for real: a script's indices and chances.
+
+    Their order is not that of a real run, since large ones, such as first weights, are not drawn.
+    """
+
+    def drawn(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, values: Any
+    ) -> Any:
+        """Return the numbers that an operator has drawn; None if they are many."""
+        self.are_followed, self._is_lost = True, False
+        if any(t.numel() > MOST_ELEMENTS for t in torch.utils._pytree.tree_leaves(out)):
+            return None
+        return super().drawn(func, args, kwargs, out, values)
+
+    def turn(self) -> bool:
+        """Return that no other attempt draws more."""
+        return False
+
+
+class ScriptTracker(Tracker):
+    """A tracker that knows lines.
+
+    Args:
+        device_type: of the tensors whose memory is followed.
+        allocator: of the card; None on a CPU.
+        home: the folder of the script.
+    """
+
+    def __init__(self, device_type: str, allocator: LiveAllocator | None, home: str) -> None:
+        self._allocator, self._home = allocator, home
+        self._at = NOWHERE
+        self.is_over = False
+        self.lines: list[Line] = []  # of each operator
+        super().__init__(device_type)
+
+    def restart(self) -> None:
+        """Forget what was seen, for another attempt."""
+        if not isinstance(self.draws, SmallDraws):
+            self.draws, self.guesses = SmallDraws(), Guesses(MOST_ATTEMPTS)
+            self.blocks = ScriptBlocks(self.device_type, self.streams, self._line, self._allocator)
+        self.lines, self._at, self.is_over = [], NOWHERE, False
+        super().restart()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator on fake tensors; after the end of the script none."""
+        if self.is_over:
+            raise Enough
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _note(self, func: Any, signature: Any, args: Any, out: Any) -> None:
+        if signature is not None:
+            self._at = line_of_person(self._home)
+        self.lines += [self._at] * (len(self.recording.operators) + 1 - len(self.lines))
+        super()._note(func, signature, args, out)
+
+    def _line(self) -> Line:
+        """Return the line that called the last operator, or of a backward its forward operator."""
+        operators = self.recording.operators
+        forward = operators[-1].forward if operators else -1
+        return self.lines[forward] if 0 <= forward < len(self.lines) else self._at
+
+
+def line_of_person(home: str) -> Line:
+    """Return the innermost line of a person's own code that runs now."""
+    frame: Any = sys._getframe(2)
+    for _ in range(MOST_FRAMES):
+        if frame is None:
+            break
+        code = frame.f_code
+        if _is_persons(code.co_filename, home):
+            return code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return NOWHERE
+
+
+@functools.cache
+def _is_persons(file: str, home: str) -> bool:
+    """Return whether a file is a person's: in the script's folder, or of no library."""
+    if file.startswith("<") or file.startswith(HERE):
+        return False
+    path = os.path.abspath(file)
+    return path.startswith(home + os.sep) or not path.startswith(THEIRS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ScriptRecording:
+    """What a script did over fake tensors.
+
+    Attributes:
+        recording: its operators and blocks.
+        lines: of each block, where it was made.
+        names: of its stages, by number.
+        updates: that its optimizers made.
+        is_cut: whether a loop of it was ended early.
+        ended: how it ended: "" at its end, "enough" once it had shown what it does, else a sentence.
+    """
+
+    recording: OpTrace
+    lines: tuple[Line, ...]
+    names: tuple[str, ...]
+    updates: int
+    is_cut: bool
+    ended: str
+
+
+def record_script(
+    script: Script, device: torch.device, card: Any, allocator: LiveAllocator | None
+) -> ScriptRecording:
+    """Return what a script does over fake tensors.
+
+    Args:
+        script: how it is run.
+        device: of its tensors: a CPU, or the stand-in for a card.
+        card: that it finds.
+        allocator: of that card; None on a CPU.
+
+    Raises:
+        BaseException: whatever the script raises and does not catch.
+    """
+    home = str(Path(script.path).resolve().parent) if not script.is_module else os.getcwd()
+    tracker = ScriptTracker(device.type, allocator, home)
+    courses: list[Course] = []
+    ended: list[str] = []
+
+    def run(mode: FakeTensorMode) -> None:
+        course = Course(tracker, script.steps)
+        courses.append(course)
+        tracker.mark(-1, Phase.BUILD, 0)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(converted_by(functools.partial(_converted, mode)))
+            stack.enter_context(around_script(course.load, writes=script.writes))
+            if allocator is not None:
+                found = found_by_script(device, card, allocator, tracker.streams)
+                stack.enter_context(found)
+            stack.enter_context(course.followed())
+            try:
+                _start(script)
+                ended.append("")
+            except Enough:
+                ended.append("enough")
+            except torch.OutOfMemoryError as error:
+                ended.append(str(error))
+            except SystemExit as error:
+                if error.code not in (None, 0):
+                    raise UnsupportedError(
+                        f"the script ended itself with {error.code!r}"
+                    ) from error
+                ended.append("")
+            tracker.is_over = False
+        tracker.mark(-1, Phase.TEARDOWN, 0)
+
+    recording = record_fake(run, tracker)
+    return ScriptRecording(
+        recording=recording,
+        lines=tuple(tracker.blocks.lines),
+        names=tuple(courses[-1].names),
+        updates=courses[-1].updates,
+        is_cut=courses[-1].is_cut,
+        ended=ended[-1],
+    )
+
+
+def _start(script: Script) -> None:
+    """Run a script as `python` runs it, and forget its modules."""
+    argv, path, known = sys.argv, sys.path[:], set(sys.modules)
+    sys.argv = [script.path, *script.arguments]
+    try:
+        if script.is_module:
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(script.path, run_name="__main__", alter_sys=True)
+        elif script.path.endswith(".ipynb"):
+            sys.path.insert(0, str(Path(script.path).resolve().parent))
+            _run_cells(script.path)
+        else:
+            sys.path.insert(0, str(Path(script.path).resolve().parent))
+            runpy.run_path(script.path, run_name="__main__")
+    finally:
+        sys.argv, sys.path[:] = argv, path
+        for name in set(sys.modules) - known:
+            if _is_of_script(sys.modules[name]):
+                del sys.modules[name]
+
+
+def _is_of_script(module: Any) -> bool:
+    file = getattr(module, "__file__", None)
+    return bool(file) and not os.path.abspath(file).startswith((*THEIRS, HERE))
+
+
+def _run_cells(path: str) -> None:
+    """Run the code cells of a notebook, without its magics."""
+    with open(path, encoding="utf-8") as file:
+        cells = json.load(file)["cells"]
+    names: dict[str, Any] = {"__name__": "__main__", "__file__": path}
+    for number, cell in enumerate(cells, start=1):
+        if cell["cell_type"] == "code":
+            lines = "".join(cell["source"]).splitlines()
+            text = "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines)
+            exec(compile(text, f"{path}, cell {number}", "exec"), names)
+
+
+def _converted(mode: FakeTensorMode, own: Any, module: Any, fn: Any, recurse: bool) -> Any:
+    """Convert a module in place: its parameters stay the same objects, as in a real run."""
+    for child in module.children() if recurse else ():
+        convert(child, fn)
+    parameters, buffers = parameters_of(module), buffers_of(module)
+    with torch.no_grad():
+        for name, held in parameters.items():
+            if held is None:
+                continue
+            gradient = held.grad
+            fake = held if isinstance(held, FakeTensor) else mode.from_tensor(held)
+            new = fn(fake.detach())
+            if new.device == fake.device and new.dtype == fake.dtype and fake is held:
+                continue
+            made = torch.nn.Parameter(new, held.requires_grad)
+            parameters[name] = swapped(held, made) if fake is held else made
+            if gradient is not None:
+                parameters[name].grad = fn(gradient)
+        for name, buffer in buffers.items():
+            if buffer is not None:
+                buffers[name] = fn(buffer)
+    return module

@@ -1,0 +1,328 @@
+"""The card that a person's script finds: `torch.cuda`, and the word "cuda", over fake tensors.
+
+A script says "cuda" wherever it means its card, and asks `torch.cuda` about it. Tensors of the card
+that is not there lie on another device (`fake_cuda.py`). So the word is translated where it passes
+between the script and PyTorch, in both directions:
+
+    script                                PyTorch
+    torch.zeros(4, device="cuda")         device is the stand-in: `_Named` sees every function
+    x.device, x.is_cuda                   "cuda:0", True: unless code of torch itself asks
+    torch.autocast("cuda")                that of the stand-in
+    torch.cuda.memory_allocated()         `LiveAllocator`, which serves each tensor as it is made
+
+Code of torch itself, such as its optimizers, asks for `device` too, and gets the stand-in's name.
+Left out: `torch.Generator("cuda")` draws on the CPU, and graphs of CUDA are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from memlab._util.torch_private.tensors import FakeTensor
+from memlab._util.units import format_bytes
+from memlab.devices.cards import Card
+from memlab.memory.replay import BLOCK_BYTES, Allocator, AllocatorSettings
+from memlab.tracing import card_answers
+from memlab.tracing.fake_cuda import NAME, NEWEST
+from memlab.tracing.recording import StreamEvent, Streams
+
+CUDA = re.compile(r"cuda(:\d+)?")
+OUT_OF_MEMORY = (
+    "CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total capacity of {capacity} of "
+    "which {free} is free. Including non-PyTorch memory, this process has {used} memory in use. Of "
+    "the allocated memory {allocated} is allocated by PyTorch, and {unallocated} is reserved by "
+    "PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+    "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for "
+    "Memory Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+)  # as c10/cuda/CUDACachingAllocator.cpp has it in torch 2.11 to 2.13
+
+
+class LiveAllocator:
+    """The caching allocator of the card, which serves a run as it goes on.
+
+    Workspaces of kernels are not served: they are known once the run has ended.
+
+    Args:
+        capacity: bytes that it may reserve; None for no limit.
+        expandable_segments: as in `AllocatorSettings`.
+    """
+
+    def __init__(self, capacity: int | None, *, expandable_segments: bool = False) -> None:
+        self.capacity, self._is_expandable = capacity, expandable_segments
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again without any block."""
+        self._allocator = Allocator(
+            AllocatorSettings(expandable_segments=self._is_expandable, limit_bytes=self.capacity)
+        )
+        self.allocated = self.peak_allocated = self.peak_reserved = 0
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of all segments."""
+        return self._allocator.reserved * BLOCK_BYTES
+
+    def take(self, block: int, nbytes: int, stream: int) -> None:
+        """Serve a block.
+
+        Raises:
+            OutOfMemoryError: with the words of PyTorch.
+        """
+        if not nbytes:
+            return
+        held = self._allocator.take(block, nbytes, stream)
+        if held is None:
+            raise torch.OutOfMemoryError(self._words(nbytes))
+        self.allocated += held
+        self.peak_allocated = max(self.peak_allocated, self.allocated)
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+
+    def free(self, block: int) -> None:
+        """Take a block back; one that was never served is none."""
+        self.allocated -= self._allocator.free(block)
+
+    def empty_cache(self) -> None:
+        """Give back what is cached."""
+        self._allocator.flush()
+
+    def restrict(self, fraction: float) -> None:
+        """Reserve at most a part of the capacity from now on."""
+        if self.capacity is not None:
+            self._allocator.restrict(int(fraction * self.capacity))
+
+    def reset_peaks(self) -> None:
+        """Look for peaks from now on."""
+        self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
+
+    def _words(self, asked: int) -> str:
+        capacity = self.capacity or 0
+        return OUT_OF_MEMORY.format(
+            asked=format_bytes(asked),
+            capacity=format_bytes(capacity),
+            free=format_bytes(max(capacity - self.reserved, 0)),
+            used=format_bytes(self.reserved),
+            allocated=format_bytes(self.allocated),
+            unallocated=format_bytes(self.reserved - self.allocated),
+        )
+
+
+class _Named(TorchFunctionMode):
+    """Translates the word "cuda" in what a script gives to PyTorch, and asks of tensors."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        own: Any = torch.Tensor
+        self._answers = {
+            own.is_cuda.__get__: self._is_on_card,
+            own.cuda: lambda x, device=None, non_blocking=False, **_: x.to(self._device),
+            own.pin_memory: lambda x, device=None: x,
+            own.is_pinned: lambda x, device=None: x.device.type == "cpu",
+        }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args = tuple(map(self.translated, args))
+        kwargs = {name: self.translated(value) for name, value in (kwargs or {}).items()}
+        return self._answers.get(func, func)(*args, **kwargs)
+
+    def translated(self, value: Any) -> Any:
+        """Return the stand-in for the word or the device "cuda", and anything else as it is."""
+        is_word = isinstance(value, str) and value.startswith("cuda") and CUDA.fullmatch(value)
+        is_device = isinstance(value, torch.device) and value.type == "cuda"
+        return self._device if is_word or is_device else value
+
+    def _is_on_card(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == self._device.type
+
+
+@contextlib.contextmanager
+def found_by_script(
+    device: torch.device, card: Card | None, allocator: LiveAllocator, streams: Streams
+) -> Iterator[None]:
+    """Let code outside of torch find a card under the name "cuda", inside this context.
+
+    Args:
+        device: that stands in for it.
+        card: whose properties `torch.cuda` tells; None for one that is not known.
+        allocator: whose numbers it tells.
+        streams: of the recording.
+    """
+    named = _Named(device)
+    with contextlib.ExitStack() as stack:
+        for holder, name, value in _replaced(card, allocator, streams):
+            own = vars(holder).get(name, _MISSING)
+            setattr(holder, name, value)
+            stack.callback(_put_back, holder, name, own)
+        stack.enter_context(named)
+        yield
+
+
+CUDA_VERSION = "12.8"
+_MISSING = object()
+
+
+def _put_back(holder: Any, name: str, own: Any) -> None:
+    if own is _MISSING:
+        delattr(holder, name)
+    else:
+        setattr(holder, name, own)
+
+
+def _replaced(
+    card: Card | None, allocator: LiveAllocator, streams: Streams
+) -> Iterator[tuple[Any, str, Any]]:
+    """Yield what is replaced: where it is, its name, and what is there instead."""
+    cuda: Any = torch.cuda
+    answers = _answers(card, allocator, streams)
+    for holder in (cuda, cuda.memory, cuda.random):
+        yield from (
+            (holder, name, value) for name, value in answers.items() if hasattr(holder, name)
+        )
+    yield torch.version, "cuda", CUDA_VERSION
+    yield torch.backends.cuda, "is_built", lambda: True
+    yield torch.backends.cudnn, "is_available", lambda: True
+    yield torch.accelerator, "current_accelerator", lambda *_, **__: torch.device("cuda")
+    yield torch.accelerator, "is_available", lambda: True
+    own: Any = FakeTensor
+    yield own, "device", property(functools.partial(_device_of, own.device.fget))
+
+    # autocast asks and sets by the name of a device, and PyTorch's functions for it see no mode
+    kind: Any = torch.amp.autocast_mode.autocast
+    init = kind.__init__
+    yield (
+        kind,
+        "__init__",
+        lambda self, device_type, *more, **options: init(
+            self, NAME if device_type == "cuda" else device_type, *more, **options
+        ),
+    )
+    for name in ("get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype",
+                 "is_autocast_enabled"):  # fmt: skip
+        yield torch, name, functools.partial(_by_name, getattr(torch, name))
+
+
+def _by_name(own: Any, *given: Any) -> Any:
+    """Call a function of autocast for the stand-in where it is called for "cuda", or for none."""
+    if not given or isinstance(given[0], bool):
+        return own(NAME, *given)
+    return own(NAME if given[0] == "cuda" else given[0], *given[1:])
+
+
+def _answers(card: Card | None, allocator: LiveAllocator, streams: Streams) -> dict[str, Any]:
+    """Return what `torch.cuda` says and does, by name."""
+    capability = NEWEST if card is None else card.compute_capability or NEWEST
+    total = allocator.capacity if card is None else card.memory_bytes
+
+    def info(device: Any = None) -> tuple[int, int]:
+        room = total or 0
+        return max(room - allocator.reserved, 0), room
+
+    def statistics(device: Any = None) -> dict[str, int]:
+        found = {
+            "allocated_bytes.all.current": allocator.allocated,
+            "allocated_bytes.all.peak": allocator.peak_allocated,
+            "reserved_bytes.all.current": allocator.reserved,
+            "reserved_bytes.all.peak": allocator.peak_reserved,
+        }
+        return _Statistics(found)
+
+    def nothing(*_: Any, **__: Any) -> None:
+        """Do nothing: no kernel runs, and there is one card."""
+
+    def at_most(fraction: float, device: Any = None) -> None:
+        allocator.restrict(fraction)
+
+    quiet = dict.fromkeys(
+        ("init", "synchronize", "set_device", "ipc_collect", "manual_seed", "manual_seed_all",
+         "seed", "seed_all", "set_rng_state", "set_rng_state_all", "reset_accumulated_memory_stats",
+         "_lazy_init", "set_stream"), nothing
+    )  # fmt: skip
+    state = torch.zeros(16, dtype=torch.uint8)
+    return quiet | {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "_is_in_bad_fork": lambda: False,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_name": lambda device=None: card.title if card else "CUDA card",
+        "get_device_capability": lambda device=None: capability,
+        "get_device_properties": lambda device=None: card_answers.properties(card),
+        "get_arch_list": lambda: [f"sm_{capability[0]}{capability[1]}"],
+        "is_bf16_supported": lambda including_emulation=True: including_emulation
+        or capability >= (8, 0),
+        "is_current_stream_capturing": lambda: False,
+        "mem_get_info": info,
+        "memory_allocated": lambda device=None: allocator.allocated,
+        "max_memory_allocated": lambda device=None: allocator.peak_allocated,
+        "memory_reserved": lambda device=None: allocator.reserved,
+        "max_memory_reserved": lambda device=None: allocator.peak_reserved,
+        "memory_cached": lambda device=None: allocator.reserved,
+        "max_memory_cached": lambda device=None: allocator.peak_reserved,
+        "memory_stats": statistics,
+        "memory_summary": lambda device=None, abbreviated=False: str(dict(statistics())),
+        "memory_snapshot": lambda *_, **__: [],
+        "reset_peak_memory_stats": lambda device=None: allocator.reset_peaks(),
+        "reset_max_memory_allocated": lambda device=None: allocator.reset_peaks(),
+        "empty_cache": lambda: allocator.empty_cache(),
+        "set_per_process_memory_fraction": at_most,
+        "get_rng_state": lambda device=None: state,
+        "get_rng_state_all": lambda: [state],
+        "device": _Device,
+        "Stream": lambda *_, **__: streams.made(),
+        "Event": lambda *_, **__: _Event(streams),
+        "current_stream": lambda device=None: streams.current,
+        "default_stream": lambda device=None: streams.numbered(0),
+        "stream": streams.using,
+        "utilization": lambda device=None: 0,
+        "nvtx": SimpleNamespace(range_push=nothing, range_pop=nothing, mark=nothing,
+                                range=lambda *_, **__: contextlib.nullcontext()),
+    }  # fmt: skip
+
+
+class _Statistics(dict[str, int]):
+    """What is not counted here is 0."""
+
+    def __missing__(self, name: str) -> int:
+        return 0
+
+
+class _Event(StreamEvent):
+    """An event that a script takes the time with; there is none between two."""
+
+    def elapsed_time(self, other: StreamEvent) -> float:
+        """Return the milliseconds between two events."""
+        return 1.0
+
+    def query(self) -> bool:
+        """Return whether the event is reached."""
+        return True
+
+
+class _Device(contextlib.nullcontext[None]):
+    """`with torch.cuda.device(0)`: there is one card."""
+
+    def __init__(self, device: Any = None) -> None:
+        super().__init__()
+
+
+def _device_of(own: Any, tensor: Any) -> torch.device:
+    """Return the device of a tensor, under the name that the code which asks knows it by."""
+    device: torch.device = own(tensor)
+    if device.type != NAME or _is_ours(sys._getframe(1).f_globals.get("__name__", "")):
+        return device
+    return torch.device("cuda", device.index or 0)
+
+
+@functools.cache
+def _is_ours(module: str) -> bool:
+    return module.split(".")[0] in ("torch", "memlab")

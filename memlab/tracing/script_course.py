@@ -1,0 +1,232 @@
+"""The course of a person's script, found by what happens: its steps, evaluations and savings.
+
+    what the script does                what is noted
+    a module runs, with gradients       a training step goes forward
+    `backward`                          it goes backward; then comes its next micro-batch, if any
+    an optimizer's `step`               it updates; what comes then belongs to the next stage
+    a module runs, without gradients    an evaluation, or a generation inside of a `generate`
+    `torch.save`                        a checkpoint is saved
+
+What lies between two of them belongs to the stage that comes next: its batch is loaded there. Each
+stage is a step of the recording, with a name. A loop over a loader ends early, once it has shown
+what it does: so a script reaches what comes after its training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.modules import module as nn_module
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from memlab.memory.meter import name_of_class
+from memlab.trace import Interval, Phase
+from memlab.tracing.tracker import Tracker
+
+FIRST, STEP, BETWEEN = "first step", "step", "between"
+EVALUATION, GENERATION, SAVING = "evaluation", "generation", "saving"
+MOST_BATCHES = 2  # of an evaluation: the later ones are like the last
+MOST_FRAMES = 200  # that are searched for a `generate`
+
+
+class Enough(BaseException):
+    """Ends a script that has shown what it does; no `Exception`, which it might catch."""
+
+
+@dataclass(slots=True)
+class _Loop:
+    """A loop over a loader: what its batches are for ("" while that is not known), and how many."""
+
+    kind: str = ""
+    batches: int = 0
+
+
+class Course:
+    """The stages of one run of a script.
+
+    Args:
+        tracker: records it.
+        most_updates: after how many updates training has shown what it does.
+
+    Attributes:
+        names: of the stages, by number.
+        updates: of optimizers, so far.
+        is_cut: whether a loop was ended early.
+    """
+
+    def __init__(self, tracker: Tracker, most_updates: int) -> None:
+        self._tracker, self._most = tracker, most_updates
+        self.names: list[str] = []
+        self.updates = 0
+        self.is_cut = self._is_training_cut = self._is_loaded = False
+        self._micro_batch = self._depth = 0
+        self._loops: weakref.WeakKeyDictionary[Any, _Loop] = weakref.WeakKeyDictionary()
+        self._loop = _Loop()
+        self._paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._calls: list[str | None] = []
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[None]:
+        """Follow what happens inside this context."""
+        hooks = (
+            nn_module.register_module_forward_pre_hook(self._enter),
+            nn_module.register_module_forward_hook(self._leave, always_call=True),
+            register_optimizer_step_pre_hook(self._update),
+            register_optimizer_step_post_hook(self._updated),
+        )
+        own: dict[tuple[Any, str], Any] = {}
+        for holder, name, during in (
+            (torch.autograd, "backward", self._backward),
+            (torch, "save", self._saved),
+        ):
+            own[holder, name] = getattr(holder, name)
+            setattr(holder, name, _surrounded(own[holder, name], during))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for (holder, name), function in own.items():
+                setattr(holder, name, function)
+
+    def load(self, iterator: Any) -> None:
+        """Note that an iterator of a loader is asked for a batch.
+
+        Raises:
+            StopIteration: the loop has shown what it does.
+        """
+        loop = self._loops.setdefault(iterator, _Loop())
+        is_training = loop.kind == STEP
+        if self._is_over if is_training else loop.kind and loop.batches >= MOST_BATCHES:
+            self.is_cut = True
+            self._is_training_cut |= is_training
+            raise StopIteration
+        loop.batches += 1
+        self._loop, self._is_loaded = loop, True
+        if not self.names or (loop.kind and self._kind and loop.kind != self._kind):
+            self._begin()
+        elif self._kind not in ("", STEP):
+            self._micro_batch += 1
+        self._mark(Phase.DATA)
+
+    @property
+    def _is_over(self) -> bool:
+        return self.updates >= self._most
+
+    @property
+    def _kind(self) -> str:
+        """What the stage is for; "" where that is not known yet."""
+        name = self.names[-1] if self.names else BETWEEN
+        return {BETWEEN: "", FIRST: STEP}.get(name, name)
+
+    def _begin(self) -> None:
+        self.names.append(BETWEEN)
+        self._micro_batch = 0
+
+    def _mark(self, phase: Phase) -> None:
+        self._tracker.mark(len(self.names) - 1, phase, self._micro_batch)
+
+    def _become(self, kind: str) -> None:
+        """Note what the stage is for; begin another if it is for something else."""
+        if self._kind not in ("", kind) or not self.names:
+            intervals = self._tracker.recording.intervals
+            self._begin()
+            if intervals[-1].phase is Phase.DATA:  # its batch is loaded already
+                intervals[-1] = Interval(step=len(self.names) - 1, phase=Phase.DATA)
+        if self._kind != kind:
+            self.names[-1] = FIRST if kind == STEP and FIRST not in self.names else kind
+
+    def _enter(self, module: torch.nn.Module, _: Any) -> None:
+        if not self._depth and not torch.compiler.is_compiling():
+            kind = STEP if torch.is_grad_enabled() else _kind_without_gradients()
+            self._become(kind)
+            self._loop.kind = kind
+            self._know(module)
+            self._mark(Phase.FORWARD)
+        self._depth += 1
+        path = self._paths.get(module)
+        self._calls.append(path)
+        if path is not None:
+            self._tracker.begin_module(path)
+
+    def _leave(self, module: torch.nn.Module, _: Any, __: Any) -> None:
+        self._depth -= 1
+        if self._calls.pop() is not None:
+            self._tracker.end_module()
+
+    def _know(self, module: torch.nn.Module) -> None:
+        """Remember the paths of a model's modules, and its parameters, when it first runs."""
+        if module in self._roots:
+            return
+        root, is_first = name_of_class(module), not self._roots
+        self._roots.add(module)
+        for path, part in module.named_modules():
+            name = path if is_first else f"{root}.{path}"
+            self._paths.setdefault(part, name if path else root)
+        self._tracker.know(module, module)
+
+    @contextlib.contextmanager
+    def _backward(self) -> Iterator[None]:
+        self._become(STEP)
+        self._mark(Phase.BACKWARD)
+        yield
+        self._micro_batch += 1
+        self._mark(Phase.DATA)
+
+    @contextlib.contextmanager
+    def _saved(self) -> Iterator[None]:
+        self._become(SAVING)
+        self._mark(Phase.FORWARD)
+        yield
+        self._begin()
+        self._mark(Phase.DATA)
+
+    def _update(self, *_: Any) -> None:
+        self._become(STEP)
+        self._micro_batch = max(self._micro_batch - 1, 0)
+        self._mark(Phase.OPTIMIZER)
+
+    def _updated(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for root in self._roots:
+            self._tracker.know_states(root, optimizer)
+        self.updates += 1
+        if self._is_over and (self._is_training_cut or not self._is_loaded):
+            self.is_cut = True
+            raise Enough
+        self._is_loaded = False
+        self._begin()
+        self._mark(Phase.DATA)
+
+
+def _surrounded(
+    function: Callable[..., Any], during: Callable[[], AbstractContextManager[None]]
+) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with during():
+            return function(*args, **kwargs)
+
+    return called
+
+
+def _kind_without_gradients() -> str:
+    frame: Any = sys._getframe(2)
+    for _ in range(MOST_FRAMES):
+        if frame is None:
+            break
+        if frame.f_code.co_name == "generate":
+            return GENERATION
+        frame = frame.f_back
+    return EVALUATION

@@ -1,0 +1,292 @@
+"""What lies around a person's script while it runs over fake tensors: files, processes, loaders.
+
+- **Files** are read where they are. What the script writes goes to a folder of this run, where the
+  script finds it again; nothing outside of it changes. A write that passes these functions by, such
+  as that of a library in C, is refused where Python hears of it.
+- **Processes** are not started and no other host is asked: the script gets the error that it would
+  get where that is forbidden.
+- **Loaders** work in this process, whatever number of workers they ask for.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import inspect
+import io
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, dataloader
+
+from memlab._util.torch_private import pytree
+
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+NO_FILES = ("/dev/", "/proc/", "/sys/")
+QUIET = {
+    "WANDB_MODE": "disabled", "COMET_MODE": "disabled", "MLFLOW_TRACKING_URI": "",
+    "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false", "TORCH_COMPILE_DISABLE": "1",
+}  # fmt: skip
+STARTS = {"subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn",
+          "os.spawn"}  # fmt: skip
+NO_PROCESS = (
+    "a script does not start processes while memlab runs it over tensors without memory; for ranks "
+    "that it would spawn itself give --nproc-per-node"
+)
+NO_HOST = "no other host is asked while memlab runs a script; make its data available as files"
+NO_WRITE = "{path} is not written while memlab runs a script; --write allows it"
+
+
+class Overlay:
+    """Files as a script sees them: those that are there, and what it has written in their place.
+
+    A folder in which the script writes gets a folder of the same name below `root`, with links to
+    all that is in it. From then on that one is used.
+
+    Args:
+        root: an empty folder.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = os.path.realpath(root)
+        self._made: set[str] = set()
+
+    def reading(self, path: Any) -> Any:
+        """Return where a file or folder is found."""
+        real = self._real(path)
+        if real is None or not (self._is_made(real) or self._is_made(os.path.dirname(real))):
+            return path
+        return self.root + real
+
+    def writing(self, path: Any, *, keeps: bool = True) -> Any:
+        """Return where a file is written; with `keeps` what it holds is there already."""
+        real = self._real(path)
+        if real is None:
+            return path
+        self._make(os.path.dirname(real))
+        own = self.root + real
+        if os.path.islink(own) and os.path.isfile(own):
+            there = os.path.realpath(own)
+            os.unlink(own)
+            if keeps:
+                shutil.copyfile(there, own)
+        return own
+
+    def is_of_person(self, path: Any) -> bool:
+        """Return whether a path is outside of the run's own folder."""
+        return self._real(path) is not None
+
+    def _real(self, path: Any) -> str | None:
+        """Return the absolute path of a person's file; None for what is none, or the run's own."""
+        if not isinstance(path, str | bytes | os.PathLike):
+            return None
+        text = os.path.abspath(os.fsdecode(path))
+        is_own = text == self.root or text.startswith((self.root + os.sep, *NO_FILES))
+        return None if is_own else text
+
+    def _is_made(self, folder: str) -> bool:
+        own = self.root + folder
+        return folder in self._made or (
+            len(folder) > 1
+            and os.path.isdir(own)
+            and not os.path.islink(own)
+            and self._is_made(os.path.dirname(folder))
+        )
+
+    def _make(self, folder: str) -> None:
+        if self._is_made(folder) or not os.path.isdir(folder):
+            return
+        own = self.root + folder
+        if os.path.islink(own):
+            os.unlink(own)
+        os.makedirs(own, exist_ok=True)
+        for name in os.listdir(folder):
+            if not os.path.lexists(os.path.join(own, name)):
+                os.symlink(os.path.join(folder, name), os.path.join(own, name))
+        self._made.add(folder)
+
+
+READING = ("stat", "lstat", "access", "listdir", "scandir", "readlink", "chdir")
+WRITING_ONE = ("mkdir", "rmdir", "remove", "unlink", "chmod", "utime", "truncate", "chown")
+WRITING_TWO = ("rename", "replace", "link", "symlink")
+
+
+def _files(overlay: Overlay) -> Iterator[tuple[Any, str, Any]]:
+    """Yield what is replaced, so that files are read and written in the overlay."""
+    own_open, os_open = io.open, os.open
+
+    def opened(file: Any, mode: str = "r", *more: Any, **options: Any) -> Any:
+        writes = any(letter in mode for letter in "wax+")
+        place = overlay.writing(file, keeps="w" not in mode) if writes else overlay.reading(file)
+        return own_open(place, mode, *more, **options)
+
+    def opened_by_flags(file: Any, flags: int, *more: Any, **options: Any) -> int:
+        writes = bool(flags & WRITING)
+        place = overlay.writing(file, keeps=not flags & os.O_TRUNC) if writes else (
+            overlay.reading(file)
+        )  # fmt: skip
+        return os_open(place, flags, *more, **options)
+
+    def read(own: Any, path: Any = ".", *more: Any, **options: Any) -> Any:
+        return own(overlay.reading(path), *more, **options)
+
+    def written(own: Any, path: Any, *more: Any, **options: Any) -> Any:
+        return own(overlay.writing(path), *more, **options)
+
+    def both(own: Any, source: Any, target: Any, *more: Any, **options: Any) -> Any:
+        is_link = own is own_symlink
+        first = source if is_link else overlay.writing(source)
+        return own(first, overlay.writing(target, keeps=False), *more, **options)
+
+    own_symlink = os.symlink
+    yield builtins, "open", opened
+    yield io, "open", opened
+    yield os, "open", opened_by_flags
+    for names, function in ((READING, read), (WRITING_ONE, written), (WRITING_TWO, both)):
+        yield from (
+            (os, name, functools.partial(function, getattr(os, name)))
+            for name in names
+            if hasattr(os, name)
+        )
+    yield shutil, "_use_fd_functions", False
+
+
+def _loaders(load: Callable[[Any], None]) -> Iterator[tuple[Any, str, Any]]:
+    """Yield what is replaced, so that loaders work in this process and ask before each batch."""
+    kind: Any = DataLoader
+    iterator: Any = dataloader._BaseDataLoaderIter
+    init, following = kind.__init__, iterator.__next__
+    signature = inspect.signature(init)
+
+    def made(self: Any, *args: Any, **options: Any) -> None:
+        given = signature.bind(self, *args, **options).arguments
+        alone = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False,
+                 "pin_memory": False, "timeout": 0, "multiprocessing_context": None}  # fmt: skip
+        init(**{**given, **{name: value for name, value in alone.items() if name in given}})
+
+    def next_batch(self: Any) -> Any:
+        load(self)
+        return following(self)
+
+    yield kind, "__init__", functools.wraps(init)(made)
+    yield iterator, "__next__", next_batch
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """A tensor in a file of the run: its memory is not needed."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    is_parameter: bool
+
+
+class _Checkpoints:
+    """Files of `torch.save`, which this run writes and reads without the numbers in them."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Any] = {}
+
+    def save(self, value: Any, file: Any, *_: Any, **__: Any) -> None:
+        """Keep what a file would hold, and make the file."""
+        if not isinstance(file, str | bytes | os.PathLike):
+            return
+        with open(file, "wb"):  # its folder has to be there
+            self._held[self._key(file)] = pytree.tree_map_only(torch.Tensor, _outline, value)
+
+    def load(
+        self, own: Any, file: Any, map_location: Any = None, *more: Any, **options: Any
+    ) -> Any:
+        """Return what a file of this run holds, or read another one."""
+        key = self._key(file) if isinstance(file, str | bytes | os.PathLike) else ""
+        if key not in self._held:
+            return own(file, map_location, *more, **options)
+        device = map_location if isinstance(map_location, str | torch.device) else "cpu"
+        return pytree.tree_map_only(_Saved, lambda saved: _made(saved, device), self._held[key])
+
+    def _key(self, file: Any) -> str:
+        return os.path.realpath(os.fsdecode(file))
+
+
+def _outline(tensor: torch.Tensor) -> _Saved:
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    return _Saved(tuple(tensor.shape), tensor.stride(), tensor.dtype, is_parameter)
+
+
+def _made(saved: _Saved, device: Any) -> torch.Tensor:
+    made = torch.empty_strided(saved.shape, saved.stride, dtype=saved.dtype, device=device)
+    return torch.nn.Parameter(made) if saved.is_parameter else made
+
+
+class _Guard:
+    """Refuses, where Python hears of it, what would leave this process or the run's folder."""
+
+    def __init__(self) -> None:
+        self.overlay: Overlay | None = None
+        self._is_on = False
+
+    def use(self, overlay: Overlay | None) -> None:
+        """Guard a run with this overlay from now on; None for no run."""
+        self.overlay = overlay
+        if not self._is_on:
+            self._is_on = True
+            sys.addaudithook(self._hear)  # for the rest of the process
+
+    def _hear(self, event: str, given: tuple[Any, ...]) -> None:
+        if self.overlay is None:
+            return
+        if event in STARTS:
+            raise PermissionError(NO_PROCESS)
+        if event == "socket.connect" and isinstance(given[1], tuple):
+            raise ConnectionRefusedError(NO_HOST)
+        is_writing = event == "open" and isinstance(given[2], int) and given[2] & WRITING
+        if is_writing and self.overlay.is_of_person(given[0]):
+            raise PermissionError(NO_WRITE.format(path=given[0]))
+
+
+_guard = _Guard()
+
+
+@contextlib.contextmanager
+def around_script(load: Callable[[Any], None], *, writes: bool) -> Iterator[None]:
+    """Keep what a script does outside of this process within a folder that goes with the run.
+
+    Args:
+        load: called with the iterator of a loader before each of its batches.
+        writes: whether the script may write its files where it would.
+    """
+    before = dict(os.environ)
+    os.environ.update(QUIET)
+    with (
+        tempfile.TemporaryDirectory(prefix="memlab-run-") as folder,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(os.chdir, os.getcwd())
+        checkpoints = _Checkpoints()
+        replaced_parts = [
+            *_loaders(load),
+            (torch, "save", checkpoints.save),
+            (torch, "load", functools.partial(checkpoints.load, torch.load)),
+        ]
+        if not writes:
+            overlay = Overlay(folder)
+            replaced_parts += _files(overlay)
+            stack.callback(_guard.use, None)
+            _guard.use(overlay)
+        for holder, name, value in replaced_parts:
+            stack.callback(setattr, holder, name, getattr(holder, name))
+            setattr(holder, name, value)
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
