@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from memlab._panel import panel
     from memlab.integrations.export import export_script
     from memlab.integrations.from_trainer import from_trainer
+    from memlab.integrations.person_script import run_script
     from memlab.integrations.snapshot import open_snapshot
     from memlab.integrations.training_step import training_step
     from memlab.memory.hygiene import replay_allocations
@@ -46,12 +47,13 @@ __all__ = [
     "compare_base", "explain", "export_script", "forget_costs", "from_trainer", "graph_table",
     "ladder", "largest_batch", "measure", "measure_loading", "measure_run", "open_snapshot",
     "panel", "plots", "predict", "predict_batches", "predict_lengths", "predict_run", "recommend",
-    "recorded", "recordings", "replay_allocations", "require_ok", "results", "stored_results",
-    "sweep", "table", "to_frame", "training_step", "verify", "workloads",
+    "recorded", "recordings", "replay_allocations", "require_ok", "results", "run_script",
+    "stored_results", "sweep", "table", "to_frame", "training_step", "verify", "workloads",
 ]  # fmt: skip
 LATE = {  # public names whose modules `import memlab` does not wait for
     "panel": "_panel", "export_script": "integrations.export",
-    "from_trainer": "integrations.from_trainer", "open_snapshot": "integrations.snapshot",
+    "run_script": "integrations.person_script", "from_trainer": "integrations.from_trainer",
+    "open_snapshot": "integrations.snapshot",
     "training_step": "integrations.training_step", "replay_allocations": "memory.hygiene",
     "plots": "plots", "Evaluation": "prediction.run_settings",
     "Generation": "prediction.run_settings", "TrainingRun": "prediction.run_settings",

@@ -30,6 +30,7 @@ from memlab.cli.models import IMPORT_PATH, SEPARATOR, AskedModel, imported
 from memlab.config import PRESET_POLICIES, StepConfig
 from memlab.errors import ConfigError, MemlabError
 from memlab.integrations.export import Flavor, export_script
+from memlab.integrations.person_script import run_script
 from memlab.result import FitStatus, Outcome, StepResult
 from memlab.search.recommend import recommend
 from memlab.search.sweep import sweep
@@ -330,6 +331,40 @@ def predict_command(
     config = config_of(settings)
     result = predict(asked.workload(), config, device, **options)
     return show_result(result, as_json=as_json)
+
+
+@command(
+    device_option("as for predict"),
+    click.Option(["--steps"], type=int, default=3, show_default=True,
+                 help="updates after which a training loop has shown what it does"),
+    LIMIT,
+    click.Option(["--write", "writes"], is_flag=True, help="let the script write its files"),
+    click.Option(["-m", "is_module"], is_flag=True, help="SCRIPT is the name of a module"),
+    click.Option(["--timeout", "timeout_seconds"], type=float, default=600.0, show_default=True,
+                 metavar="SECONDS", help="after which the run is given up"),
+    JSON,
+    click.Argument(["script"]),
+    click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED),
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)  # fmt: skip
+def run_command(
+    script: str, arguments: Sequence[str], device: str | None, as_json: bool, **options: Any
+) -> ExitCode:
+    """Run a person's own script, unchanged, without its card, and say what it would hold.
+
+    What follows SCRIPT is for the script. It writes no files, starts no processes and asks no other
+    host.
+    """
+    found = run_script(script, arguments, device, **options)
+    show(found, as_json=as_json)
+    if not as_json:
+        for line in found.table():
+            click.echo(plain(line))
+        for note in found.notes:
+            click.echo(plain(f"note: {note}"))
+    if found.outcome is Outcome.OK:
+        return ExitCode.NO if found.fits is False else ExitCode.YES
+    return ExitCode.NO if found.outcome is Outcome.OUT_OF_MEMORY else ExitCode.NO_ANSWER
 
 
 @command(*MODEL, HERE, LIMIT, *REPEATS, *RUN, *SETTINGS)

@@ -22,7 +22,7 @@ from memlab.tracing.person_script import Script
 KINDS = (".py", ".ipynb")
 
 
-@checked(memory_limit=size, timeout_seconds=seconds, steps=count)
+@checked(memory_limit=size, timeout_seconds=seconds, steps=count(1))
 @shows_progress
 def run_script(
     path: str | os.PathLike[str],

@@ -552,18 +552,22 @@ def _uncertainty(
     if recording.assumptions:
         spread = ASSUMED_SPREAD if recording.spread else ASSUMED
         unsure += ASSUMED_BRANCH if recording.branched else spread
+    seconds = width_of_seconds(kernels, is_cpu=held is None) + compiled.share
     if held is None:
-        missing = min(kernels.unknown_share, MOST_UNKNOWN)
-        seconds = CPU_TIME + missing / (1.0 - missing) + NOISY_TIME * kernels.noisy_share
-        return {
-            "peak_allocated_bytes": CPU_MEMORY + unsure,
-            "step_seconds": seconds + compiled.share,
-        }
+        return {"peak_allocated_bytes": CPU_MEMORY + unsure, "step_seconds": seconds}
     widths = {
         number: width_of(number, convolutions=held.has_workspaces).half_width + unsure
         for number in OF_CARDS
     }
-    return widths | {"step_seconds": kernels.seconds_half_width + compiled.share}
+    return widths | {"step_seconds": seconds}
+
+
+def width_of_seconds(kernels: Kernels, *, is_cpu: bool) -> float:
+    """Return the relative half-width of the time of a step."""
+    if not is_cpu:
+        return kernels.seconds_half_width
+    missing = min(kernels.unknown_share, MOST_UNKNOWN)
+    return CPU_TIME + missing / (1.0 - missing) + NOISY_TIME * kernels.noisy_share
 
 
 def _width_notes(held: ReservedEstimate | None) -> tuple[str, ...]:

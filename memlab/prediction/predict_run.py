@@ -419,14 +419,13 @@ def predict_run_in_process(spec: RunSpec, target: Target, *, report: Report) -> 
             config=config, target=target, device=device, program=recorded.program, report=report
         )
         kernels = step.kernels(timed=False)
-        names = names_of(recorded.run)
-        stages, width, replayed = stages_of(recorded, names, kernels, config, target)
+        found = stages_of(recorded, names_of(recorded.run), kernels, config, target)
         result = spec.result(
             Outcome.OK,
-            summary_of(stages),
+            summary_of(found.costs),
             **facts,
-            stages=stages,
-            uncertainty=width,
+            stages=found.costs,
+            uncertainty=found.width,
             notes=(
                 *spec.notes(device),
                 *notes_of_recording(recorded.program.recording, target),
@@ -434,7 +433,7 @@ def predict_run_in_process(spec: RunSpec, target: Target, *, report: Report) -> 
                 *recorded.program.recording.assumptions,
             ),
         )
-        return with_judgement(result, replayed)
+        return with_judgement(result, found.replayed)
 
     text = f"recording a run of {spec.workload.name}"
     made = from_recording(partial(record_run, spec), make, config, target, report=report, text=text)
@@ -451,14 +450,31 @@ def with_judgement(result: RunResult, replayed: ReplayedRun | None = None) -> Ru
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Stages:
+    """What the stages of a recorded run cost.
+
+    Attributes:
+        costs: of each.
+        width: the uncertainty of their peaks.
+        trace: the run, with the sizes that the allocator gives out.
+        replayed: on a card the run at any limit.
+    """
+
+    costs: tuple[StageCost, ...]
+    width: float
+    trace: Trace
+    replayed: ReplayedRun | None = None
+
+
 def stages_of(
     recorded: RunRecording,
     names: Sequence[str],
     kernels: Kernels,
     config: StepConfig,
     target: Target,
-) -> tuple[tuple[StageCost, ...], float, ReplayedRun | None]:
-    """Return what the stages cost, the uncertainty of that, and on a card the run at any limit.
+) -> Stages:
+    """Return what the stages of a run cost.
 
     Args:
         recorded: the run.
@@ -470,8 +486,10 @@ def stages_of(
     program = recorded.program
     own = recorded.sizes(kernels.effects)
     if target.kind == "cpu":
-        stages = stage_costs(recorded.trace(own), names, None)
-        return stages, CPU_MEMORY + _unsure(program, config, own, kernels, stages), None
+        trace = recorded.trace(own)
+        costs = stage_costs(trace, names, None)
+        width = CPU_MEMORY + _unsure(program, config, own, kernels, costs)
+        return Stages(costs=costs, width=width, trace=trace)
 
     settings = AllocatorSettings(expandable_segments=config.expandable_segments)
     owns = possible_sizes(program, kernels, target.card)
@@ -484,11 +502,15 @@ def stages_of(
     requested, held = traces[chosen], runs[chosen]
     # blocks have the sizes that the allocator gave out
     given_out = replace(requested, nbytes=np.diff(held.allocated_bytes, prepend=0))
-    stages = stage_costs(given_out, names, held.reserved_bytes)
+    costs = stage_costs(given_out, names, held.reserved_bytes)
     width = width_of("peak_reserved_bytes", convolutions=len(owns) > 1).half_width
-    # the first hypothesis, without any workspace, is what the run needs
-    replayed = ReplayedRun(next(iter(traces.values())), names, settings)
-    return stages, width + _unsure(program, config, own, kernels, stages), replayed
+    return Stages(
+        costs=costs,
+        width=width + _unsure(program, config, own, kernels, costs),
+        trace=given_out,
+        # the first hypothesis, without any workspace, is what the run needs
+        replayed=ReplayedRun(next(iter(traces.values())), names, settings),
+    )
 
 
 def _unsure(

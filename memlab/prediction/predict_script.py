@@ -10,22 +10,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from memlab._util.units import format_bytes
 from memlab.config import StepConfig
+from memlab.cost_model.targets import Kernels, seconds_of_intervals
 from memlab.cost_model.traced_step import Failure, TracedStep, from_recording
 from memlab.devices.cards import Target
-from memlab.prediction.predict import versions_of
-from memlab.prediction.predict_run import RunRecording, stages_of, with_judgement
-from memlab.prediction.run_result import RunResult, StageCost
+from memlab.memory.lifetimes import step_memory
+from memlab.prediction.predict import MOST_UNKNOWN, versions_of, width_of_seconds
+from memlab.prediction.predict_run import RunRecording, stages_of, summary_of, with_judgement
+from memlab.prediction.run_result import LineHolding, RunResult
 from memlab.prediction.run_settings import TrainingRun
 from memlab.result import Outcome, Source
 from memlab.running import Report
+from memlab.trace import CATEGORIES, Trace
 from memlab.tracing.assembly import layout_of
-from memlab.tracing.person_script import Script, ScriptRecording, record_script
+from memlab.tracing.person_script import Line, Script, ScriptRecording, record_script
 from memlab.tracing.program import Program
 from memlab.tracing.script_card import LiveAllocator
+from memlab.tracing.script_course import FIRST, MOST_BATCHES, STEP
+from memlab.tracing.trace_step import attention_notes_of_stages
 from memlab.tracing.tracker import Tracker
 
 
@@ -58,25 +63,24 @@ def predict_script_in_process(
         return record_script(script, device, card, allocator)
 
     def make(recorded: ScriptRecording) -> RunResult:
-        program = _program(recorded)
-        run = RunRecording(program=program, run=TrainingRun(), saving_bytes=0)
+        run = RunRecording(program=_program(recorded), run=TrainingRun(), saving_bytes=0)
         step = TracedStep(
-            config=config, target=target, device=torch.device(target.kind), program=program,
+            config=config, target=target, device=torch.device(target.kind), program=run.program,
             report=report,
         )  # fmt: skip
-        kernels = step.kernels(timed=False)
-        stages, width, replayed = stages_of(run, recorded.names, kernels, config, target)
-        return with_judgement(
-            RunResult(
-                **facts,
-                outcome=Outcome.OK,
-                message=_summary(stages, recorded),
-                stages=stages,
-                uncertainty=width,
-                notes=(*recorded.recording.notes, *kernels.notes, *recorded.recording.assumptions),
-            ),
-            replayed,
+        kernels = step.kernels()
+        found = stages_of(run, recorded.names, kernels, config, target)
+        result = RunResult(
+            **facts,
+            outcome=Outcome.OUT_OF_MEMORY if recorded.is_out_of_memory else Outcome.OK,
+            message=recorded.ended or summary_of(found.costs),
+            stages=found.costs,
+            uncertainty=found.width,
+            lines=_lines(recorded, found.trace, run.program),
+            **_seconds(recorded, kernels, target),
+            notes=(*_notes(recorded, script), *kernels.notes, *recorded.recording.assumptions),
         )
+        return with_judgement(result, found.replayed)
 
     text = f"running {name} over fake tensors"
     made = from_recording(record, make, config, target, report=report, text=text)
@@ -98,6 +102,56 @@ def _program(recorded: ScriptRecording) -> Program:
     )
 
 
-def _summary(stages: tuple[StageCost, ...], recorded: ScriptRecording) -> str:
-    worst = max(stages, key=lambda stage: stage.peak_allocated_bytes)
-    return f"peak {format_bytes(worst.peak_allocated_bytes)} allocated in the {worst.name}"
+def _lines(recorded: ScriptRecording, trace: Trace, program: Program) -> tuple[LineHolding, ...]:
+    """Return what holds the peak of the run, by the lines that made it."""
+    peak = int(np.argmax(np.cumsum(trace.nbytes)))
+    step = max(trace.intervals[trace.interval[peak]].step, 0)
+    blocks, layout = step_memory(trace, step).blocks, program.layout
+    found: dict[tuple[Line, str], list[int]] = {}
+    for at in np.flatnonzero((blocks.births <= peak) & (peak < blocks.deaths)).tolist():
+        birth = int(blocks.births[at])
+        block = int(trace.address[birth])
+        if block < layout.num_blocks:
+            line = recorded.lines[block]
+        else:  # of a kernel
+            line = recorded.operator_lines[layout.kernels[(block - layout.num_blocks) // 2]]
+        category = str(CATEGORIES[blocks.columns[at]])
+        held = found.setdefault((line, category), [0, 0])
+        held[0] += 1
+        held[1] += int(trace.nbytes[birth])
+    lines = [
+        LineHolding(file=file, line=number, category=category, num_blocks=count, nbytes=nbytes)
+        for ((file, number), category), (count, nbytes) in found.items()
+    ]
+    return tuple(sorted(lines, key=lambda each: -each.nbytes))
+
+
+def _seconds(recorded: ScriptRecording, kernels: Kernels, target: Target) -> dict[str, Any]:
+    """Return the time of the last whole update, as fields of a result."""
+    seconds = seconds_of_intervals(recorded.recording, kernels)
+    steps = [number for number, name in enumerate(recorded.names) if name in (FIRST, STEP)]
+    if seconds is None or not steps or kernels.unknown_share > MOST_UNKNOWN:
+        return {}
+    whole = steps[min(len(steps), recorded.updates) - 1]
+    taken = sum(
+        float(seconds[at])
+        for at, interval in enumerate(recorded.recording.intervals)
+        if interval.step == whole
+    )
+    width = width_of_seconds(kernels, is_cpu=target.kind == "cpu")
+    return {"step_seconds": taken or None, "seconds_uncertainty": width}
+
+
+def _notes(recorded: ScriptRecording, script: Script) -> tuple[str, ...]:
+    """Return what is said of the run itself."""
+    found = []
+    if recorded.is_cut:
+        found.append(
+            f"Loops were ended early: training after {recorded.updates} updates, an evaluation "
+            f"after {MOST_BATCHES} batches. What the script would do later, and differently, is "
+            "not in these numbers."
+        )
+    if not recorded.updates:
+        found.append("No optimizer made an update: the script does not train.")
+    attention = attention_notes_of_stages(recorded.recording, recorded.names)
+    return (*found, *attention, *recorded.recording.notes)

@@ -1,15 +1,19 @@
 """`RunResult`: what each stage of a run costs, and which of them decides."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 from memlab._util.checks import check_fields
-from memlab._util.tables import columns_table, facts_table
+from memlab._util.tables import aligned, columns_table, facts_table
 from memlab._util.units import format_bytes, listed, shown
 from memlab.config import StepConfig
 from memlab.errors import ConfigError
 from memlab.prediction.run_settings import TrainingRun
 from memlab.result import CountedPeak, FitStatus, Outcome, Source
+
+MOST_LINES = 8  # of a script that are told
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +57,29 @@ class StageCost:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LineHolding:
+    """What one line of a person's script holds at the peak of its run.
+
+    Attributes:
+        file: of the line; empty for memory that no line of a person asked for.
+        line: its number, from 1.
+        category: what the blocks are for, as in `StageCost.bytes_by_category`.
+        num_blocks: number of blocks.
+        nbytes: their bytes together.
+    """
+
+    file: str
+    line: int
+    category: str
+    num_blocks: int
+    nbytes: int
+
+    def __str__(self) -> str:
+        """Return for instance "train.py:12"."""
+        return f"{Path(self.file).name}:{self.line}" if self.file else "no line of the script"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunResult:
     """What a whole run costs, stage by stage.
 
@@ -70,6 +97,9 @@ class RunResult:
             measured.
         memory_limit_bytes: what the stages are judged by; None for no limit.
         notes: what a reader of these numbers must know.
+        lines: of a script, what holds the peak of the run, the largest first; the bytes sum to it.
+        step_seconds: of a script, one update without loading its data; None if it is not known.
+        seconds_uncertainty: relative half-width of that.
     """
 
     outcome: Outcome
@@ -84,6 +114,9 @@ class RunResult:
     uncertainty: float = 0.0
     memory_limit_bytes: int | None = None
     notes: tuple[str, ...] = ()
+    lines: tuple[LineHolding, ...] = ()
+    step_seconds: float | None = None
+    seconds_uncertainty: float = 0.0
 
     @property
     def worst(self) -> StageCost | None:
@@ -144,6 +177,38 @@ class RunResult:
             peak += f"; where there is room the run reserves {format_bytes(reserved)}"
         said = f"{self.workload_name} on {self.device}: the peak is in the {worst.name}: {peak}"
         return f"{said}; {self._fit_words()}" if self.memory_limit_bytes else said
+
+    def table(self) -> list[str]:
+        """Return the stages, and the lines of a script that hold the peak, as lines of a text."""
+        has_reserved = self.peak_reserved_bytes is not None
+        heads = ["stage", "allocated", *(["reserved"] if has_reserved else []), "holds"]
+        rows = [
+            [
+                stage.name,
+                format_bytes(stage.peak_allocated_bytes),
+                *([format_bytes(stage.peak_reserved_bytes or 0)] if has_reserved else []),
+                ", ".join(
+                    f"{name.replace('_', ' ')} {format_bytes(nbytes)}"
+                    for name, nbytes in list(stage.bytes_by_category.items())[:3]
+                ),
+            ]
+            for stage in self.stages
+        ]
+        lines = [
+            [str(held), format_bytes(held.nbytes), held.category.replace("_", " ")]
+            for held in self.lines[:MOST_LINES]
+        ]
+        found = aligned([heads, *rows]) if rows else []
+        return found + (["", *aligned([["at the peak", "holds", "as"], *lines])] if lines else [])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain JSON types."""
+        found = asdict(self)
+        for name in ("config", "run"):
+            found[name] = None if found[name] is None else str(getattr(self, name))
+        peaks = {"peak_allocated_bytes": self.peak_allocated_bytes,
+                 "peak_reserved_bytes": self.peak_reserved_bytes, "fits": self.fits}  # fmt: skip
+        return {**found, "outcome": str(self.outcome), "source": str(self.source), **peaks}
 
     def _fit_words(self) -> str:
         limit = format_bytes(self.memory_limit_bytes or 0)

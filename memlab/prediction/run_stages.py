@@ -351,7 +351,7 @@ EMA = "EMA weights"
 
 
 def rows_of_stages(trace: Trace, names: Sequence[str]) -> list[tuple[str, int, slice]]:
-    """Return name, number and rows of each stage; the build comes first, and of equal names both."""
+    """Return name, number and rows of each stage: of equal names both, and first of the build."""
     step = np.array([interval.step for interval in trace.intervals])[trace.interval]
     found = []
     for number, name in enumerate(names):

@@ -14,39 +14,47 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 import runpy
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from memlab._util.functions import own_line
 from memlab._util.torch_private.tensors import (
     FakeTensor,
     FakeTensorMode,
+    are_tensors_fake,
     buffers_of,
     convert,
     converted_by,
     parameters_of,
     swapped,
 )
+from memlab.devices.operators import signature_of
 from memlab.errors import UnsupportedError
+from memlab.running import out_of_memory
 from memlab.trace import Phase
 from memlab.tracing.assembly import BESIDE, LiveBlocks
 from memlab.tracing.recording import OpTrace, Streams
 from memlab.tracing.script_card import LiveAllocator, found_by_script
 from memlab.tracing.script_course import Course, Enough
 from memlab.tracing.script_world import around_script
-from memlab.tracing.tracker import Tracker, record_fake
-from memlab.tracing.unknown import MOST_ELEMENTS, Draws, Guesses
+from memlab.tracing.tracker import Tracker, is_view, record_fake
+from memlab.tracing.unknown import Guesses
+from memlab.tracing.values import for_real, tensors_in
 
 THEIRS = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 HERE = str(Path(__file__).parents[1])
 MOST_FRAMES = 100
+COPY = torch.ops.aten._to_copy.default
+MOST_OF_DATA = 2**18  # numbers of a tensor that a script makes of nothing, to be made for real
 MOST_ATTEMPTS = 3  # of a script that fails after a value that was assumed
 Line = tuple[str, int]  # file and number
 NOWHERE: Line = ("", 0)
@@ -116,26 +124,6 @@ class ScriptBlocks(LiveBlocks):
             self._allocator.free(block)
 
 
-class SmallDraws(Draws):
-    """Small random numbers of a CPU are drawn for real: a script's indices and chances.
-
-    Their order is not that of a real run, since large ones, such as first weights, are not drawn.
-    """
-
-    def drawn(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, values: Any
-    ) -> Any:
-        """Return the numbers that an operator has drawn; None if they are many."""
-        self.are_followed, self._is_lost = True, False
-        if any(t.numel() > MOST_ELEMENTS for t in torch.utils._pytree.tree_leaves(out)):
-            return None
-        return super().drawn(func, args, kwargs, out, values)
-
-    def turn(self) -> bool:
-        """Return that no other attempt draws more."""
-        return False
-
-
 class ScriptTracker(Tracker):
     """A tracker that knows lines.
 
@@ -148,23 +136,54 @@ class ScriptTracker(Tracker):
     def __init__(self, device_type: str, allocator: LiveAllocator | None, home: str) -> None:
         self._allocator, self._home = allocator, home
         self._at = NOWHERE
-        self.is_over = False
         self.lines: list[Line] = []  # of each operator
         super().__init__(device_type)
 
     def restart(self) -> None:
         """Forget what was seen, for another attempt."""
-        if not isinstance(self.draws, SmallDraws):
-            self.draws, self.guesses = SmallDraws(), Guesses(MOST_ATTEMPTS)
+        if not isinstance(self.blocks, ScriptBlocks):
+            self.guesses = Guesses(MOST_ATTEMPTS)
             self.blocks = ScriptBlocks(self.device_type, self.streams, self._line, self._allocator)
-        self.lines, self._at, self.is_over = [], NOWHERE, False
+        self.lines, self._at = [], NOWHERE
         super().restart()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator on fake tensors; after the end of the script none."""
-        if self.is_over:
-            raise Enough
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        """Run the operator on fake tensors, or for real what only reads and makes data."""
+        if types or not _is_of_data(func, args, kwargs or {}):
+            if func is COPY and not types:  # from the host to the card
+                args = (self._faked(args[0]), *args[1:])
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        with for_real():
+            out = func(*args, **(kwargs or {}))
+        if self.device_type == "cpu" and not is_view(func):
+            self._note(func, signature_of(func, args, kwargs or {}), args, out)
+        return out
+
+    def _faked(self, real: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of the host as a fake one, whose values are known if they are few."""
+        fake = self._mode.from_tensor(real)
+        self.outputs.values.learn(fake, real)
+        return fake
+
+    @contextlib.contextmanager
+    def fake_parameters(self, mode: FakeTensorMode) -> Iterator[None]:
+        """Make each parameter a fake tensor, and so what is computed with it."""
+        own = torch.Tensor._make_subclass
+
+        def make(cls: Any, data: Any, *given: Any, **named: Any) -> Any:
+            is_plain = type(data) is torch.Tensor and data.device.type == "cpu"
+            if not is_plain or not issubclass(cls, torch.nn.Parameter) or not are_tensors_fake():
+                return own(cls, data, *given, **named)
+            fake = self._faked(data.detach())
+            self.blocks.note_outputs([fake])
+            return torch.nn.Parameter.__new__(cls, fake, *given, **named)
+
+        self._mode = mode
+        torch.Tensor._make_subclass = staticmethod(make)  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            del torch.Tensor._make_subclass
 
     def _note(self, func: Any, signature: Any, args: Any, out: Any) -> None:
         if signature is not None:
@@ -177,6 +196,21 @@ class ScriptTracker(Tracker):
         operators = self.recording.operators
         forward = operators[-1].forward if operators else -1
         return self.lines[forward] if 0 <= forward < len(self.lines) else self._at
+
+
+def _is_of_data(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether an operator without fake arguments is run for real: it works on the host.
+
+    A large tensor that it would make of nothing stays fake: weights, and data that are made up.
+    """
+    device = kwargs.get("device")
+    if device is not None and torch.device(device).type != "cpu":
+        return False
+    if tensors_in([*args, *kwargs.values()]):
+        return True
+    sizes = [each for each in args if isinstance(each, list | tuple)]
+    numbers = sizes[0] if sizes else [each for each in args if isinstance(each, int)]
+    return math.prod(map(int, numbers)) <= MOST_OF_DATA
 
 
 def line_of_person(home: str) -> Line:
@@ -208,18 +242,25 @@ class ScriptRecording:
     Attributes:
         recording: its operators and blocks.
         lines: of each block, where it was made.
+        operator_lines: of each operator, where it was called.
         names: of its stages, by number.
         updates: that its optimizers made.
         is_cut: whether a loop of it was ended early.
-        ended: how it ended: "" at its end, "enough" once it had shown what it does, else a sentence.
+        ended: a sentence if it ran out of memory and did not catch that, else "".
     """
 
     recording: OpTrace
     lines: tuple[Line, ...]
+    operator_lines: tuple[Line, ...]
     names: tuple[str, ...]
     updates: int
     is_cut: bool
     ended: str
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Whether it ended because the card had no room."""
+        return bool(self.ended)
 
 
 def record_script(
@@ -246,6 +287,7 @@ def record_script(
         courses.append(course)
         tracker.mark(-1, Phase.BUILD, 0)
         with contextlib.ExitStack() as stack:
+            stack.enter_context(tracker.fake_parameters(mode))
             stack.enter_context(converted_by(functools.partial(_converted, mode)))
             stack.enter_context(around_script(course.load, writes=script.writes))
             if allocator is not None:
@@ -256,22 +298,23 @@ def record_script(
                 _start(script)
                 ended.append("")
             except Enough:
-                ended.append("enough")
+                ended.append("")
             except torch.OutOfMemoryError as error:
-                ended.append(str(error))
+                place = f"at {own_line(error) or 'no line of the script'}, in {tracker.place()}"
+                ended.append(out_of_memory(place, str(error).partition(" See doc")[0].rstrip(".")))
             except SystemExit as error:
                 if error.code not in (None, 0):
                     raise UnsupportedError(
                         f"the script ended itself with {error.code!r}"
                     ) from error
                 ended.append("")
-            tracker.is_over = False
         tracker.mark(-1, Phase.TEARDOWN, 0)
 
     recording = record_fake(run, tracker)
     return ScriptRecording(
         recording=recording,
         lines=tuple(tracker.blocks.lines),
+        operator_lines=tuple(tracker.lines),
         names=tuple(courses[-1].names),
         updates=courses[-1].updates,
         is_cut=courses[-1].is_cut,

@@ -131,6 +131,8 @@ class _Named(TorchFunctionMode):
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.device:
+            return func(*args, **(kwargs or {}))
         args = tuple(map(self.translated, args))
         kwargs = {name: self.translated(value) for name, value in (kwargs or {}).items()}
         return self._answers.get(func, func)(*args, **kwargs)

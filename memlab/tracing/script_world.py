@@ -20,13 +20,13 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, dataloader
 
 from memlab._util.torch_private import pytree
+from memlab.tracing.script_course import Outline, outline
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 NO_FILES = ("/dev/", "/proc/", "/sys/")
@@ -180,16 +180,6 @@ def _loaders(load: Callable[[Any], None]) -> Iterator[tuple[Any, str, Any]]:
     yield iterator, "__next__", next_batch
 
 
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    """A tensor in a file of the run: its memory is not needed."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    is_parameter: bool
-
-
 class _Checkpoints:
     """Files of `torch.save`, which this run writes and reads without the numbers in them."""
 
@@ -201,7 +191,7 @@ class _Checkpoints:
         if not isinstance(file, str | bytes | os.PathLike):
             return
         with open(file, "wb"):  # its folder has to be there
-            self._held[self._key(file)] = pytree.tree_map_only(torch.Tensor, _outline, value)
+            self._held[self._key(file)] = pytree.tree_map_only(torch.Tensor, outline, value)
 
     def load(
         self, own: Any, file: Any, map_location: Any = None, *more: Any, **options: Any
@@ -211,20 +201,10 @@ class _Checkpoints:
         if key not in self._held:
             return own(file, map_location, *more, **options)
         device = map_location if isinstance(map_location, str | torch.device) else "cpu"
-        return pytree.tree_map_only(_Saved, lambda saved: _made(saved, device), self._held[key])
+        return pytree.tree_map_only(Outline, lambda saved: saved.made(device), self._held[key])
 
     def _key(self, file: Any) -> str:
         return os.path.realpath(os.fsdecode(file))
-
-
-def _outline(tensor: torch.Tensor) -> _Saved:
-    is_parameter = isinstance(tensor, torch.nn.Parameter)
-    return _Saved(tuple(tensor.shape), tensor.stride(), tensor.dtype, is_parameter)
-
-
-def _made(saved: _Saved, device: Any) -> torch.Tensor:
-    made = torch.empty_strided(saved.shape, saved.stride, dtype=saved.dtype, device=device)
-    return torch.nn.Parameter(made) if saved.is_parameter else made
 
 
 class _Guard:

@@ -321,7 +321,7 @@ class Tracker(TorchDispatchMode):
                 return sparse.run(func, args, kwargs)
 
         func, args = as_for_real(func, args)
-        signature = None if _is_view(func) else signature_of(func, args, kwargs)
+        signature = None if is_view(func) else signature_of(func, args, kwargs)
         out = self.outputs.of(func, signature, args, kwargs)
         if func is aten.add.Tensor and out is args[0]:  # autograd has summed two gradients in place
             func = aten.add_.Tensor
@@ -417,7 +417,7 @@ def _is_called_by(function: Callable[..., Any]) -> bool:
 
 
 @functools.cache
-def _is_view(func: Any) -> bool:
+def is_view(func: Any) -> bool:
     """Return whether an operator only looks at memory in another way, so that no kernel runs."""
     returns = schema_of(func).returns
     return bool(returns) and all(
