@@ -46,7 +46,7 @@ from memlab.tracing.recording import OpTrace, Streams
 from memlab.tracing.script_card import LiveAllocator, found_by_script
 from memlab.tracing.script_course import Course, Enough
 from memlab.tracing.script_world import around_script
-from memlab.tracing.tracker import Tracker, is_view, record_fake
+from memlab.tracing.tracker import NO_OPERATORS, Tracker, is_view, record_fake
 from memlab.tracing.unknown import Guesses
 from memlab.tracing.values import for_real, tensors_in
 
@@ -203,6 +203,8 @@ def _is_of_data(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
 
     A large tensor that it would make of nothing stays fake: weights, and data that are made up.
     """
+    if func.namespace in NO_OPERATORS:
+        return False
     device = kwargs.get("device")
     if device is not None and torch.device(device).type != "cpu":
         return False

@@ -20,14 +20,14 @@ import contextlib
 import functools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from memlab._util.torch_private.tensors import FakeTensor
+from memlab._util.torch_private.tensors import ENGINE, RAW_STREAM, FakeTensor
 from memlab._util.units import format_bytes
 from memlab.devices.cards import Card
 from memlab.memory.replay import BLOCK_BYTES, Allocator, AllocatorSettings
@@ -161,7 +161,7 @@ def found_by_script(
     """
     named = _Named(device)
     with contextlib.ExitStack() as stack:
-        for holder, name, value in _replaced(card, allocator, streams):
+        for holder, name, value in _replaced(named, card, allocator, streams):
             own = vars(holder).get(name, _MISSING)
             setattr(holder, name, value)
             stack.callback(_put_back, holder, name, own)
@@ -181,7 +181,7 @@ def _put_back(holder: Any, name: str, own: Any) -> None:
 
 
 def _replaced(
-    card: Card | None, allocator: LiveAllocator, streams: Streams
+    named: _Named, card: Card | None, allocator: LiveAllocator, streams: Streams
 ) -> Iterator[tuple[Any, str, Any]]:
     """Yield what is replaced: where it is, its name, and what is there instead."""
     cuda: Any = torch.cuda
@@ -191,6 +191,8 @@ def _replaced(
             (holder, name, value) for name, value in answers.items() if hasattr(holder, name)
         )
     yield torch.version, "cuda", CUDA_VERSION
+    yield *ENGINE, functools.partial(_run_in, named, getattr(*ENGINE))
+    yield *RAW_STREAM, lambda device=None: 0
     yield torch.backends.cuda, "is_built", lambda: True
     yield torch.backends.cudnn, "is_available", lambda: True
     yield torch.accelerator, "current_accelerator", lambda *_, **__: torch.device("cuda")
@@ -211,6 +213,12 @@ def _replaced(
     for name in ("get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype",
                  "is_autocast_enabled"):  # fmt: skip
         yield torch, name, functools.partial(_by_name, getattr(torch, name))
+
+
+def _run_in(mode: TorchFunctionMode, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a backward in a mode: it may call code of a person, as a recompute does."""
+    with mode:
+        return own(*args, **kwargs)
 
 
 def _by_name(own: Any, *given: Any) -> Any:
@@ -280,8 +288,8 @@ def _answers(card: Card | None, allocator: LiveAllocator, streams: Streams) -> d
         "get_rng_state": lambda device=None: state,
         "get_rng_state_all": lambda: [state],
         "device": _Device,
-        "Stream": lambda *_, **__: streams.made(),
-        "Event": lambda *_, **__: _Event(streams),
+        "Stream": _class_of("Stream", streams.made),
+        "Event": _class_of("Event", functools.partial(_Event, streams)),
         "current_stream": lambda device=None: streams.current,
         "default_stream": lambda device=None: streams.numbered(0),
         "stream": streams.using,
@@ -289,6 +297,11 @@ def _answers(card: Card | None, allocator: LiveAllocator, streams: Streams) -> d
         "nvtx": SimpleNamespace(range_push=nothing, range_pop=nothing, mark=nothing,
                                 range=lambda *_, **__: contextlib.nullcontext()),
     }  # fmt: skip
+
+
+def _class_of(name: str, make: Callable[[], Any]) -> type:
+    """Return a class, which annotations may name, whose calls return what `make` returns."""
+    return type(name, (), {"__new__": lambda cls, *_, **__: make()})
 
 
 class _Statistics(dict[str, int]):

@@ -38,6 +38,7 @@ from memlab.tracing.tracker import Tracker
 FIRST, STEP, BETWEEN = "first step", "step", "between"
 EVALUATION, GENERATION, SAVING = "evaluation", "generation", "saving"
 MOST_BATCHES = 2  # of an evaluation: the later ones are like the last
+MOST_LOOPS = 4  # over a loader of training data: the later ones, after the first, make one update
 MOST_FRAMES = 200  # that are searched for a `generate`
 
 
@@ -97,8 +98,8 @@ class Course:
         self._tracker, self._most = tracker, most_updates
         self.names: list[str] = []
         self.updates = 0
-        self.is_cut = self._is_training_cut = self._is_loaded = False
-        self._micro_batch = self._depth = 0
+        self.is_cut = self._is_asked = False
+        self._micro_batch = self._depth = self._training_loops = 0
         self._loops: weakref.WeakKeyDictionary[Any, _Loop] = weakref.WeakKeyDictionary()
         self._loop = _Loop()
         self._paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -139,12 +140,13 @@ class Course:
         """
         loop = self._loops.setdefault(iterator, _Loop())
         is_training = loop.kind == STEP
+        self._is_asked = True
         if self._is_over if is_training else loop.kind and loop.batches >= MOST_BATCHES:
             self.is_cut = True
-            self._is_training_cut |= is_training
+            self._training_loops += is_training
             raise StopIteration
         loop.batches += 1
-        self._loop, self._is_loaded = loop, True
+        self._loop = loop
         if not self.names or (loop.kind and self._kind and loop.kind != self._kind):
             self._begin()
         elif self._kind not in ("", STEP):
@@ -257,10 +259,10 @@ class Course:
         for root in self._roots:
             self._tracker.know_states(root, optimizer)
         self.updates += 1
-        if self._is_over and (self._is_training_cut or not self._is_loaded):
+        if self._is_over and (not self._is_asked or self._training_loops >= MOST_LOOPS):
             self.is_cut = True
             raise Enough
-        self._is_loaded = False
+        self._is_asked = False
         self._begin()
         self._mark(Phase.DATA)
 

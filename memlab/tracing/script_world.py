@@ -13,6 +13,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import importlib
 import inspect
 import io
 import os
@@ -26,6 +27,7 @@ import torch
 from torch.utils.data import DataLoader, dataloader
 
 from memlab._util.torch_private import pytree
+from memlab._util.torch_private.tensors import storage_key
 from memlab.tracing.script_course import Outline, outline
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -33,8 +35,10 @@ NO_FILES = ("/dev/", "/proc/", "/sys/")
 QUIET = {
     "WANDB_MODE": "disabled", "COMET_MODE": "disabled", "MLFLOW_TRACKING_URI": "",
     "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false", "TORCH_COMPILE_DISABLE": "1",
+    "TOKENIZERS_PARALLELISM": "false", "HF_DEACTIVATE_ASYNC_LOAD": "1",
+    "TORCH_COMPILE_DISABLE": "1",
 }  # fmt: skip
+CACHES = {"HF_DATASETS_CACHE": "~/.cache/huggingface/datasets"}  # that a library in C opens
 STARTS = {"subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn",
           "os.spawn"}  # fmt: skip
 NO_PROCESS = (
@@ -80,6 +84,19 @@ class Overlay:
                 shutil.copyfile(there, own)
         return own
 
+    def mirrored(self, folder: str) -> str:
+        """Return a folder of the run with all that is in another one, for libraries in C.
+
+        They open files by themselves, where no name is translated.
+        """
+        real = os.path.abspath(os.path.expanduser(folder))
+        for place, _, names in os.walk(real):
+            os.makedirs(self.root + place, exist_ok=True)
+            for name in names:
+                os.symlink(os.path.join(place, name), os.path.join(self.root + place, name))
+        os.makedirs(self.root + real, exist_ok=True)
+        return self.root + real
+
     def is_of_person(self, path: Any) -> bool:
         """Return whether a path is outside of the run's own folder."""
         return self._real(path) is not None
@@ -114,7 +131,10 @@ class Overlay:
         self._made.add(folder)
 
 
-READING = ("stat", "lstat", "access", "listdir", "scandir", "readlink", "chdir")
+READING = (
+    "stat", "lstat", "statvfs", "access", "listdir", "scandir", "readlink", "chdir", "pathconf",
+    "listxattr", "getxattr",
+)  # fmt: skip
 WRITING_ONE = ("mkdir", "rmdir", "remove", "unlink", "chmod", "utime", "truncate", "chown")
 WRITING_TWO = ("rename", "replace", "link", "symlink")
 
@@ -186,6 +206,18 @@ class _Checkpoints:
     def __init__(self) -> None:
         self._held: dict[str, Any] = {}
 
+    def replaced(self) -> Iterator[tuple[Any, str, Any]]:
+        """Yield what is replaced, so that files of tensors are written and read here."""
+        yield torch, "save", self.save
+        yield torch, "load", functools.partial(self.load, torch.load)
+        own: Any = torch.UntypedStorage
+        # by their addresses libraries find out which tensors share memory
+        yield own, "data_ptr", functools.partialmethod(_address, own.data_ptr)
+        with contextlib.suppress(ImportError):
+            safe: Any = importlib.import_module("safetensors.torch")
+            yield safe, "save_file", self.save
+            yield safe, "load_file", functools.partial(self.load, safe.load_file)
+
     def save(self, value: Any, file: Any, *_: Any, **__: Any) -> None:
         """Keep what a file would hold, and make the file."""
         if not isinstance(file, str | bytes | os.PathLike):
@@ -205,6 +237,11 @@ class _Checkpoints:
 
     def _key(self, file: Any) -> str:
         return os.path.realpath(os.fsdecode(file))
+
+
+def _address(storage: Any, own: Callable[[Any], int]) -> int:
+    """Return the address of a storage; of one without memory a number of its own."""
+    return own(storage) or storage_key(storage)
 
 
 class _Guard:
@@ -252,13 +289,11 @@ def around_script(load: Callable[[Any], None], *, writes: bool) -> Iterator[None
     ):
         stack.callback(os.chdir, os.getcwd())
         checkpoints = _Checkpoints()
-        replaced_parts = [
-            *_loaders(load),
-            (torch, "save", checkpoints.save),
-            (torch, "load", functools.partial(checkpoints.load, torch.load)),
-        ]
+        replaced_parts = [*_loaders(load), *checkpoints.replaced()]
         if not writes:
             overlay = Overlay(folder)
+            for name, usual in CACHES.items():
+                os.environ[name] = overlay.mirrored(os.environ.get(name, usual))
             replaced_parts += _files(overlay)
             stack.callback(_guard.use, None)
             _guard.use(overlay)

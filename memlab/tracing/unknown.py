@@ -396,6 +396,8 @@ def _reader() -> FrameType:
         "memlab.tracing.tracker",
         "memlab.tracing.fake_outputs",
         "memlab.tracing.faking",
+        "memlab.tracing.script",
+        "memlab.tracing.person_script",
     )
     frame = first = sys._getframe(1)
     while frame is not None:

@@ -376,6 +376,13 @@ def clear_cublas_workspaces() -> None:
     torch._C._cuda_clearCublasWorkspaces()
 
 
+# where PyTorch looks up the function that runs a backward
+ENGINE = (torch.autograd, "_engine_run_backward")
+
+# where libraries look up the function that returns the number of the current stream
+RAW_STREAM = (torch._C, "_cuda_getCurrentRawStream")
+
+
 def set_allocator(settings: str) -> None:
     """Set the caching allocator as PYTORCH_CUDA_ALLOC_CONF would: "expandable_segments:True"."""
     torch.cuda.memory._set_allocator_settings(settings)
