@@ -148,10 +148,10 @@ def _notes(recorded: ScriptRecording, script: Script) -> tuple[str, ...]:
     if recorded.is_cut:
         found.append(
             f"Loops were ended early: training after {recorded.updates} updates, an evaluation "
-            f"after {MOST_BATCHES} batches. What the script would do later, and differently, is "
-            "not in these numbers."
+            f"that holds no more with each batch after {MOST_BATCHES}. What the script would do "
+            "later, and differently, is not in these numbers."
         )
     if not recorded.updates:
-        found.append("No optimizer made an update: the script does not train.")
+        found.append("No update of weights was seen: the script does not train.")
     attention = attention_notes_of_stages(recorded.recording, recorded.names)
     return (*found, *attention, *recorded.recording.notes)

@@ -19,6 +19,7 @@ import os
 import runpy
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,7 @@ from memlab.tracing.values import for_real, tensors_in
 THEIRS = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 HERE = str(Path(__file__).parents[1])
 MOST_FRAMES = 100
+MOST_CHARACTERS = 2_000  # of what a script says on stderr
 COPY = torch.ops.aten._to_copy.default
 MOST_OF_DATA = 2**18  # numbers of a tensor that a script makes of nothing, to be made for real
 MOST_ATTEMPTS = 3  # of a script that fails after a value that was assumed
@@ -84,6 +86,7 @@ class ScriptBlocks(LiveBlocks):
 
     Attributes:
         lines: of each block.
+        held: bytes of the live blocks.
     """
 
     def __init__(
@@ -97,7 +100,7 @@ class ScriptBlocks(LiveBlocks):
     def restart(self, recording: OpTrace) -> None:
         """Write into another recording from now on, in which no block is live yet."""
         super().restart(recording)
-        self.lines = []
+        self.lines, self.held = [], 0
         if self._allocator is not None:
             self._allocator.restart()
 
@@ -109,17 +112,20 @@ class ScriptBlocks(LiveBlocks):
         """
         block = super().born(nbytes, output)
         self.lines.append(self._line())
+        self.held += nbytes
         if self._allocator is not None:
             try:
                 self._allocator.take(block, nbytes, self._streams.current.number)
             except torch.OutOfMemoryError:
                 super().freed(block)
+                self.held -= nbytes
                 raise
         return block
 
     def freed(self, block: int) -> None:
         """Note that memory is freed after the last operator."""
         super().freed(block)
+        self.held -= self._recording.blocks[block].nbytes
         if self._allocator is not None and self._recording.blocks[block].nbytes:
             self._allocator.free(block)
 
@@ -149,8 +155,9 @@ class ScriptTracker(Tracker):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator on fake tensors, or for real what only reads and makes data."""
-        if types or not _is_of_data(func, args, kwargs or {}):
-            if func is COPY and not types:  # from the host to the card
+        is_real = all(kind is torch.Tensor for kind in types)
+        if not is_real or not _is_of_data(func, args, kwargs or {}):
+            if func is COPY and is_real:  # from the host to the card
                 args = (self._faked(args[0]), *args[1:])
             return super().__torch_dispatch__(func, types, args, kwargs)
         with for_real():
@@ -285,17 +292,18 @@ def record_script(
     ended: list[str] = []
 
     def run(mode: FakeTensorMode) -> None:
-        course = Course(tracker, script.steps)
+        course = Course(tracker, script.steps, lambda: tracker.blocks.held)
         courses.append(course)
         tracker.mark(-1, Phase.BUILD, 0)
         with contextlib.ExitStack() as stack:
             stack.enter_context(tracker.fake_parameters(mode))
             stack.enter_context(converted_by(functools.partial(_converted, mode)))
-            stack.enter_context(around_script(course.load, writes=script.writes))
+            stack.enter_context(around_script(course.load, folder, writes=script.writes))
             if allocator is not None:
                 found = found_by_script(device, card, allocator, tracker.streams)
                 stack.enter_context(found)
             stack.enter_context(course.followed())
+            said = stack.enter_context(_last_of_errors())
             try:
                 _start(script)
                 ended.append("")
@@ -306,13 +314,12 @@ def record_script(
                 ended.append(out_of_memory(place, str(error).partition(" See doc")[0].rstrip(".")))
             except SystemExit as error:
                 if error.code not in (None, 0):
-                    raise UnsupportedError(
-                        f"the script ended itself with {error.code!r}"
-                    ) from error
+                    raise UnsupportedError(_of_exit(script, error.code, said.text)) from error
                 ended.append("")
         tracker.mark(-1, Phase.TEARDOWN, 0)
 
-    recording = record_fake(run, tracker)
+    with tempfile.TemporaryDirectory(prefix="memlab-run-") as folder:
+        recording = record_fake(run, tracker)
     return ScriptRecording(
         recording=recording,
         lines=tuple(tracker.blocks.lines),
@@ -322,6 +329,39 @@ def record_script(
         is_cut=courses[-1].is_cut,
         ended=ended[-1],
     )
+
+
+class _Last:
+    """Stands in for `sys.stderr`, passes everything on and keeps the end of it."""
+
+    def __init__(self, on: Any) -> None:
+        self._on, self.text = on, ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._on, name)
+
+    def write(self, text: str) -> int:
+        self.text = (self.text + text)[-MOST_CHARACTERS:]
+        self._on.write(text)
+        return len(text)
+
+
+@contextlib.contextmanager
+def _last_of_errors() -> Iterator[_Last]:
+    before, sys.stderr = sys.stderr, _Last(sys.stderr)
+    try:
+        yield sys.stderr
+    finally:
+        sys.stderr = before
+
+
+def _of_exit(script: Script, code: Any, said: str) -> str:
+    """Return the sentence for a script that ended itself."""
+    name = Path(script.path).name
+    if not isinstance(code, int):
+        return f"{name} ended itself: {code}"
+    last = said.strip().splitlines()[-1:]
+    return f"{name} ended itself with exit code {code}" + (f", saying: {last[0]}" if last else "")
 
 
 def _start(script: Script) -> None:

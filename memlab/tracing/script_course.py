@@ -4,6 +4,7 @@
     a module runs, with gradients       a training step goes forward
     `backward`                          it goes backward; then comes its next micro-batch, if any
     an optimizer's `step`               it updates; what comes then belongs to the next stage
+    `zero_grad` of a model, without it  it has updated by itself
     a module runs, without gradients    an evaluation, or a generation inside of a `generate`
     `torch.save`                        a checkpoint is saved
 
@@ -35,9 +36,9 @@ from memlab.memory.meter import name_of_class
 from memlab.trace import Interval, Phase
 from memlab.tracing.tracker import Tracker
 
-FIRST, STEP, BETWEEN = "first step", "step", "between"
+FIRST, STEP, BETWEEN = "first step", "step", "end"  # the last: while it is not known
 EVALUATION, GENERATION, SAVING = "evaluation", "generation", "saving"
-MOST_BATCHES = 2  # of an evaluation: the later ones are like the last
+MOST_BATCHES = 3  # of an evaluation that holds no more with each: the others are like the last
 MOST_LOOPS = 4  # over a loader of training data: the later ones, after the first, make one update
 MOST_FRAMES = 200  # that are searched for a `generate`
 
@@ -75,10 +76,22 @@ class Enough(BaseException):
 
 @dataclass(slots=True)
 class _Loop:
-    """A loop over a loader: what its batches are for ("" while that is not known), and how many."""
+    """A loop over a loader: what its batches are for ("" while that is not known), and how many.
+
+    `held` is what was held, in bytes, when it was last asked for one.
+    """
 
     kind: str = ""
     batches: int = 0
+    held: int = 0
+
+    def has_shown(self, held: int) -> bool:
+        """Return whether the next batch of an evaluation is like the last, by the bytes then held.
+
+        One that keeps something of each batch, such as its outputs, goes on to its end.
+        """
+        grown, self.held = held - self.held, held
+        return bool(self.kind) and self.batches >= MOST_BATCHES and grown <= 0
 
 
 class Course:
@@ -87,6 +100,7 @@ class Course:
     Args:
         tracker: records it.
         most_updates: after how many updates training has shown what it does.
+        held: returns the bytes that are live now.
 
     Attributes:
         names: of the stages, by number.
@@ -94,11 +108,11 @@ class Course:
         is_cut: whether a loop was ended early.
     """
 
-    def __init__(self, tracker: Tracker, most_updates: int) -> None:
-        self._tracker, self._most = tracker, most_updates
+    def __init__(self, tracker: Tracker, most_updates: int, held: Callable[[], int]) -> None:
+        self._tracker, self._most, self._held = tracker, most_updates, held
         self.names: list[str] = []
         self.updates = 0
-        self.is_cut = self._is_asked = False
+        self.is_cut = self._is_asked = self._has_gradients = False
         self._micro_batch = self._depth = self._training_loops = 0
         self._loops: weakref.WeakKeyDictionary[Any, _Loop] = weakref.WeakKeyDictionary()
         self._loop = _Loop()
@@ -121,6 +135,7 @@ class Course:
             (torch.autograd, "backward", functools.partial(_surrounded, self._backward)),
             (torch, "save", functools.partial(_surrounded, self._saved)),
             (torch.nn.Module, "__call__", self._abridged),
+            (torch.nn.Module, "zero_grad", functools.partial(_surrounded, self._zeroed)),
         ):
             own[holder, name] = getattr(holder, name)
             setattr(holder, name, made(own[holder, name]))
@@ -141,7 +156,7 @@ class Course:
         loop = self._loops.setdefault(iterator, _Loop())
         is_training = loop.kind == STEP
         self._is_asked = True
-        if self._is_over if is_training else loop.kind and loop.batches >= MOST_BATCHES:
+        if self._is_over if is_training else loop.has_shown(self._held()):
             self.is_cut = True
             self._training_loops += is_training
             raise StopIteration
@@ -239,8 +254,15 @@ class Course:
         self._become(STEP)
         self._mark(Phase.BACKWARD)
         yield
+        self._has_gradients = True
         self._micro_batch += 1
         self._mark(Phase.DATA)
+
+    @contextlib.contextmanager
+    def _zeroed(self) -> Iterator[None]:
+        if self._has_gradients:  # a loop that changes its weights without an optimizer
+            self._count_update()
+        yield
 
     @contextlib.contextmanager
     def _saved(self) -> Iterator[None]:
@@ -258,6 +280,10 @@ class Course:
     def _updated(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for root in self._roots:
             self._tracker.know_states(root, optimizer)
+        self._count_update()
+
+    def _count_update(self) -> None:
+        self._has_gradients = False
         self.updates += 1
         if self._is_over and (not self._is_asked or self._training_loops >= MOST_LOOPS):
             self.is_cut = True

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import copy
 import functools
 import importlib
 import inspect
@@ -49,6 +50,9 @@ NO_HOST = "no other host is asked while memlab runs a script; make its data avai
 NO_WRITE = "{path} is not written while memlab runs a script; --write allows it"
 
 
+_unlink = os.unlink  # not the one that a script finds
+
+
 class Overlay:
     """Files as a script sees them: those that are there, and what it has written in their place.
 
@@ -56,11 +60,12 @@ class Overlay:
     all that is in it. From then on that one is used.
 
     Args:
-        root: an empty folder.
+        home: the folder of all attempts, in which one is made for this overlay.
     """
 
-    def __init__(self, root: str) -> None:
-        self.root = os.path.realpath(root)
+    def __init__(self, home: str) -> None:
+        self._home = os.path.realpath(home)
+        self.root = tempfile.mkdtemp(dir=self._home)
         self._made: set[str] = set()
 
     def reading(self, path: Any) -> Any:
@@ -72,30 +77,18 @@ class Overlay:
 
     def writing(self, path: Any, *, keeps: bool = True) -> Any:
         """Return where a file is written; with `keeps` what it holds is there already."""
-        real = self._real(path)
-        if real is None:
+        if not isinstance(path, str | bytes | os.PathLike):
             return path
-        self._make(os.path.dirname(real))
-        own = self.root + real
-        if os.path.islink(own) and os.path.isfile(own):
+        real = self._real(path)
+        if real is not None:
+            self._make(os.path.dirname(real))
+        own = os.fsdecode(path) if real is None else self.root + real
+        if os.path.islink(own) and os.path.isfile(own) and self._is_inside(os.path.abspath(own)):
             there = os.path.realpath(own)
-            os.unlink(own)
+            _unlink(own)
             if keeps:
                 shutil.copyfile(there, own)
         return own
-
-    def mirrored(self, folder: str) -> str:
-        """Return a folder of the run with all that is in another one, for libraries in C.
-
-        They open files by themselves, where no name is translated.
-        """
-        real = os.path.abspath(os.path.expanduser(folder))
-        for place, _, names in os.walk(real):
-            os.makedirs(self.root + place, exist_ok=True)
-            for name in names:
-                os.symlink(os.path.join(place, name), os.path.join(self.root + place, name))
-        os.makedirs(self.root + real, exist_ok=True)
-        return self.root + real
 
     def is_of_person(self, path: Any) -> bool:
         """Return whether a path is outside of the run's own folder."""
@@ -106,8 +99,10 @@ class Overlay:
         if not isinstance(path, str | bytes | os.PathLike):
             return None
         text = os.path.abspath(os.fsdecode(path))
-        is_own = text == self.root or text.startswith((self.root + os.sep, *NO_FILES))
-        return None if is_own else text
+        return None if self._is_inside(text) or text.startswith(NO_FILES) else text
+
+    def _is_inside(self, text: str) -> bool:
+        return text == self._home or text.startswith(self._home + os.sep)
 
     def _is_made(self, folder: str) -> bool:
         own = self.root + folder
@@ -220,23 +215,30 @@ class _Checkpoints:
 
     def save(self, value: Any, file: Any, *_: Any, **__: Any) -> None:
         """Keep what a file would hold, and make the file."""
-        if not isinstance(file, str | bytes | os.PathLike):
-            return
-        with open(file, "wb"):  # its folder has to be there
-            self._held[self._key(file)] = pytree.tree_map_only(torch.Tensor, outline, value)
+        if isinstance(file, str | bytes | os.PathLike):
+            with open(file, "wb"):  # its folder has to be there
+                pass
+        if key := _key(file):
+            self._held[key] = pytree.tree_map_only(torch.Tensor, outline, value)
 
     def load(
         self, own: Any, file: Any, map_location: Any = None, *more: Any, **options: Any
     ) -> Any:
         """Return what a file of this run holds, or read another one."""
-        key = self._key(file) if isinstance(file, str | bytes | os.PathLike) else ""
-        if key not in self._held:
+        held = self._held.get(_key(file))
+        if held is None:
             return own(file, map_location, *more, **options)
         device = map_location if isinstance(map_location, str | torch.device) else "cpu"
-        return pytree.tree_map_only(Outline, lambda saved: saved.made(device), self._held[key])
+        found = pytree.tree_map_only(Outline, lambda saved: saved.made(device), held)
+        return copy.deepcopy(found) if found is held else found  # a whole model, for instance
 
-    def _key(self, file: Any) -> str:
-        return os.path.realpath(os.fsdecode(file))
+
+def _key(file: Any) -> str:
+    """Return by what a file is known: the path, or that of an open file; "" if it has none."""
+    path = getattr(file, "name", file)
+    return (
+        os.path.realpath(os.fsdecode(path)) if isinstance(path, str | bytes | os.PathLike) else ""
+    )
 
 
 def _address(storage: Any, own: Callable[[Any], int]) -> int:
@@ -273,27 +275,40 @@ class _Guard:
 _guard = _Guard()
 
 
+def _mirrored(folder: str, home: str) -> str:
+    """Return a folder of the run with all that is in another one, for libraries in C.
+
+    They open files by themselves, where no name is translated.
+    """
+    real, root = os.path.abspath(os.path.expanduser(folder)), os.path.join(home, "caches")
+    if not os.path.isdir(root + real):
+        os.makedirs(root + real)
+        for place, _, names in os.walk(real):
+            os.makedirs(root + place, exist_ok=True)
+            for name in names:
+                os.symlink(os.path.join(place, name), os.path.join(root + place, name))
+    return root + real
+
+
 @contextlib.contextmanager
-def around_script(load: Callable[[Any], None], *, writes: bool) -> Iterator[None]:
-    """Keep what a script does outside of this process within a folder that goes with the run.
+def around_script(load: Callable[[Any], None], home: str, *, writes: bool) -> Iterator[None]:
+    """Keep what a script does outside of this process within a folder.
 
     Args:
         load: called with the iterator of a loader before each of its batches.
+        home: that folder, of all attempts.
         writes: whether the script may write its files where it would.
     """
     before = dict(os.environ)
     os.environ.update(QUIET)
-    with (
-        tempfile.TemporaryDirectory(prefix="memlab-run-") as folder,
-        contextlib.ExitStack() as stack,
-    ):
+    with contextlib.ExitStack() as stack:
         stack.callback(os.chdir, os.getcwd())
         checkpoints = _Checkpoints()
         replaced_parts = [*_loaders(load), *checkpoints.replaced()]
         if not writes:
-            overlay = Overlay(folder)
+            overlay = Overlay(home)
             for name, usual in CACHES.items():
-                os.environ[name] = overlay.mirrored(os.environ.get(name, usual))
+                os.environ[name] = _mirrored(os.environ.get(name, usual), home)
             replaced_parts += _files(overlay)
             stack.callback(_guard.use, None)
             _guard.use(overlay)
