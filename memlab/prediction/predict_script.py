@@ -68,6 +68,9 @@ def predict_script_in_process(
             config=config, target=target, device=torch.device(target.kind), program=run.program,
             report=report,
         )  # fmt: skip
+        if not recorded.recording.blocks:
+            said = f"{name} makes no tensor on {target.name}"
+            return RunResult(**facts, outcome=Outcome.OK, message=said)
         kernels = step.kernels()
         found = stages_of(run, recorded.names, kernels, config, target)
         result = RunResult(

@@ -129,7 +129,9 @@ class RunResult:
 
     @property
     def peak_allocated_bytes(self) -> int | None:
-        """The most bytes that were allocated in the run."""
+        """The most bytes that were allocated in the run; None if it did not end well."""
+        if self.outcome is Outcome.OK and not self.stages:
+            return 0
         return max((stage.peak_allocated_bytes for stage in self.stages), default=None)
 
     @property

@@ -359,7 +359,7 @@ def rows_of_stages(trace: Trace, names: Sequence[str]) -> list[tuple[str, int, s
         if len(rows):
             found.append((name, number, slice(int(rows[0]), int(rows[-1]) + 1)))
     first = found[0][2].start if found else len(step)
-    return [(str(StageName.BUILD), -1, slice(0, first)), *found]
+    return [(str(StageName.BUILD), -1, slice(0, first)), *found] if first else found
 
 
 def stage_costs(

@@ -12,6 +12,7 @@ backward operator has the line of its forward operator.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import math
@@ -45,7 +46,7 @@ from memlab.trace import Phase
 from memlab.tracing.assembly import BESIDE, LiveBlocks
 from memlab.tracing.recording import OpTrace, Streams
 from memlab.tracing.script_card import LiveAllocator, found_by_script
-from memlab.tracing.script_course import Course, Enough
+from memlab.tracing.script_course import BETWEEN, Course, Enough
 from memlab.tracing.script_world import around_script
 from memlab.tracing.tracker import NO_OPERATORS, Tracker, is_view, record_fake
 from memlab.tracing.unknown import Guesses
@@ -131,13 +132,15 @@ class ScriptBlocks(LiveBlocks):
 
 
 class ScriptTracker(Tracker):
-    """A tracker that knows lines.
+    """A tracker that knows lines, and runs for real what only reads and makes data on the host.
 
     Args:
         device_type: of the tensors whose memory is followed.
         allocator: of the card; None on a CPU.
         home: the folder of the script.
     """
+
+    blocks: ScriptBlocks
 
     def __init__(self, device_type: str, allocator: LiveAllocator | None, home: str) -> None:
         self._allocator, self._home = allocator, home
@@ -186,7 +189,7 @@ class ScriptTracker(Tracker):
             return torch.nn.Parameter.__new__(cls, fake, *given, **named)
 
         self._mode = mode
-        torch.Tensor._make_subclass = staticmethod(make)  # type: ignore[assignment]
+        torch.Tensor._make_subclass = staticmethod(make)  # type: ignore[method-assign]
         try:
             yield
         finally:
@@ -241,7 +244,8 @@ def _is_persons(file: str, home: str) -> bool:
     if file.startswith("<") or file.startswith(HERE):
         return False
     path = os.path.abspath(file)
-    return path.startswith(home + os.sep) or not path.startswith(THEIRS)
+    is_installed = "site-packages" in path.removeprefix(home) or path.startswith(THEIRS)
+    return not is_installed or (path.startswith(home + os.sep) and home.startswith(THEIRS))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -316,7 +320,11 @@ def record_script(
                 if error.code not in (None, 0):
                     raise UnsupportedError(_of_exit(script, error.code, said.text)) from error
                 ended.append("")
-        tracker.mark(-1, Phase.TEARDOWN, 0)
+        if not course.names:  # it does nothing but build
+            course.names.append(BETWEEN)
+            intervals = tracker.recording.intervals
+            intervals[:] = [dataclasses.replace(each, step=0) for each in intervals]
+        tracker.mark(len(course.names) - 1, Phase.TEARDOWN, 0)
 
     with tempfile.TemporaryDirectory(prefix="memlab-run-") as folder:
         recording = record_fake(run, tracker)
@@ -387,7 +395,7 @@ def _start(script: Script) -> None:
 
 def _is_of_script(module: Any) -> bool:
     file = getattr(module, "__file__", None)
-    return bool(file) and not os.path.abspath(file).startswith((*THEIRS, HERE))
+    return file is not None and not os.path.abspath(file).startswith((*THEIRS, HERE))
 
 
 def _run_cells(path: str) -> None:

@@ -50,7 +50,7 @@ NO_HOST = "no other host is asked while memlab runs a script; make its data avai
 NO_WRITE = "{path} is not written while memlab runs a script; --write allows it"
 
 
-_unlink = os.unlink  # not the one that a script finds
+_open, _unlink = open, os.unlink  # not those that a script finds
 
 
 class Overlay:
@@ -87,7 +87,8 @@ class Overlay:
             there = os.path.realpath(own)
             _unlink(own)
             if keeps:
-                shutil.copyfile(there, own)
+                with _open(there, "rb") as source, _open(own, "wb") as target:
+                    shutil.copyfileobj(source, target)
         return own
 
     def is_of_person(self, path: Any) -> bool:
@@ -250,25 +251,30 @@ class _Guard:
     """Refuses, where Python hears of it, what would leave this process or the run's folder."""
 
     def __init__(self) -> None:
-        self.overlay: Overlay | None = None
-        self._is_on = False
+        self._is_heard = self._is_on = False
+        self._overlay: Overlay | None = None
 
-    def use(self, overlay: Overlay | None) -> None:
-        """Guard a run with this overlay from now on; None for no run."""
-        self.overlay = overlay
-        if not self._is_on:
-            self._is_on = True
+    @contextlib.contextmanager
+    def around(self, overlay: Overlay | None) -> Iterator[None]:
+        """Guard a run that writes into an overlay, or with None where it would."""
+        if not self._is_heard:
+            self._is_heard = True
             sys.addaudithook(self._hear)  # for the rest of the process
+        self._is_on, self._overlay = True, overlay
+        try:
+            yield
+        finally:
+            self._is_on, self._overlay = False, None
 
     def _hear(self, event: str, given: tuple[Any, ...]) -> None:
-        if self.overlay is None:
+        if not self._is_on:
             return
         if event in STARTS:
             raise PermissionError(NO_PROCESS)
         if event == "socket.connect" and isinstance(given[1], tuple):
             raise ConnectionRefusedError(NO_HOST)
         is_writing = event == "open" and isinstance(given[2], int) and given[2] & WRITING
-        if is_writing and self.overlay.is_of_person(given[0]):
+        if is_writing and self._overlay is not None and self._overlay.is_of_person(given[0]):
             raise PermissionError(NO_WRITE.format(path=given[0]))
 
 
@@ -304,17 +310,17 @@ def around_script(load: Callable[[Any], None], home: str, *, writes: bool) -> It
     with contextlib.ExitStack() as stack:
         stack.callback(os.chdir, os.getcwd())
         checkpoints = _Checkpoints()
-        replaced_parts = [*_loaders(load), *checkpoints.replaced()]
+        replaced_parts = [*_loaders(load), *checkpoints.replaced(), (os, "_exit", sys.exit)]
+        overlay = None
         if not writes:
             overlay = Overlay(home)
             for name, usual in CACHES.items():
                 os.environ[name] = _mirrored(os.environ.get(name, usual), home)
             replaced_parts += _files(overlay)
-            stack.callback(_guard.use, None)
-            _guard.use(overlay)
         for holder, name, value in replaced_parts:
             stack.callback(setattr, holder, name, getattr(holder, name))
             setattr(holder, name, value)
+        stack.enter_context(_guard.around(overlay))
         try:
             yield
         finally:

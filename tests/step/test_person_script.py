@@ -1,0 +1,354 @@
+"""A person's script over fake tensors: its bytes, its card, its files, its stages, bad ones."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+
+import pytest
+
+import memlab
+from memlab import MemlabError, Outcome
+from memlab.devices import cards
+from memlab.prediction.predict_script import predict_script_in_process
+from memlab.running import Progress
+from memlab.tracing.person_script import Script
+
+MIB = 2**20
+LOOP = """
+import argparse, torch
+from torch import nn
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--hidden", type=int, default=256)
+given = parser.parse_args()
+device = "cuda" if torch.cuda.is_available() else "cpu"
+data = torch.utils.data.TensorDataset(torch.randn(200, 64), torch.randint(0, 10, (200,)))
+loader = torch.utils.data.DataLoader(data, batch_size=32, shuffle=True, num_workers={workers},
+                                     pin_memory=True)
+model = nn.Sequential(nn.Linear(64, given.hidden), nn.ReLU(), nn.Linear(given.hidden, 10))
+optimizer = torch.optim.AdamW(model.parameters())
+model.to(device)
+for epoch in range(2):
+    for x, y in loader:
+        x, y = x.to(device), y.to(device)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+    model.eval()
+    right = 0
+    with torch.no_grad():
+        for x, y in loader:
+            right += (model(x.to(device)).argmax(1) == y.to(device)).sum().item()
+    model.train()
+    if right / 200 > 0.99:
+        break
+    torch.save(model.state_dict(), "out.pt")
+"""
+# a meter outside memlab: the running sum of what PyTorch's profiler reports of the CPU's allocator
+METER = """
+import runpy, sys, torch
+from torch._C._profiler import _EventType
+sys.argv = sys.argv[1:]
+with torch.profiler.profile(profile_memory=True) as profile:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+found, live, held, peak = [], {}, 0, 0
+def walk(events):
+    for event in events:
+        if event.tag == _EventType.Allocation:
+            fields = event.extra_fields
+            found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
+        walk(event.children)
+walk(profile.profiler.kineto_results.experimental_event_tree())
+for _, address, nbytes in sorted(found, key=lambda each: each[0]):
+    if nbytes > 0:
+        live[address] = nbytes
+    held += nbytes if nbytes > 0 else -live.pop(address, 0)
+    peak = max(peak, held)
+print("peak", peak)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(folder, text, *arguments, device="t4", limit=None, steps=3, writes=False):
+    """Run a script in this process, and return its result."""
+    file = folder / "train.py"
+    file.write_text(textwrap.dedent(text))
+    script = Script(path=str(file), arguments=arguments, steps=steps, writes=writes)
+    return predict_script_in_process(
+        script, cards.resolve(device), memory_limit=limit, report=lambda _: None
+    )
+
+
+def ok(found):
+    assert found.outcome is Outcome.OK, found.message
+    return found
+
+
+def test_the_bytes_are_those_of_a_meter_outside_of_memlab(folder):
+    text = LOOP.format(workers=0).replace("range(2)", "range(1)")
+    found = ok(run(folder, text, "--hidden", "512", device="cpu", steps=100))
+    (folder / "meter.py").write_text(METER)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    said = subprocess.run(
+        [sys.executable, "meter.py", "train.py", "--hidden", "512"],
+        capture_output=True, text=True, check=True, cwd=folder, env=environment,
+    )  # fmt: skip
+    peak = int(said.stdout.split("peak ")[1])
+    assert found.peak_allocated_bytes == pytest.approx(peak, rel=1e-3)
+
+
+def test_a_step_counted_by_hand(folder):
+    text = """
+    import torch
+    weight = torch.nn.Parameter(torch.randn(1024, 256, device="cuda"))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, foreach=False)
+    for _ in range(5):
+        weight.exp().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    """
+    found = ok(run(folder, text))
+    step = found.stage("step")
+    # weight, momentum, the output of exp and its gradient, and the sum
+    assert step.peak_allocated_bytes == pytest.approx(4 * MIB, abs=4096)
+    assert step.bytes_by_category["optimizer_state"] == MIB
+
+
+def test_stages_lines_and_what_is_assumed_are_told(folder):
+    found = ok(run(folder, LOOP.format(workers=2)))
+    names = [stage.name for stage in found.stages]
+    assert names == ["build", "first step", "step", "evaluation", "end"]
+    assert sum(held.nbytes for held in found.lines) == found.peak_allocated_bytes
+    lines = (folder / "train.py").read_text().splitlines()
+    by_line = {lines[held.line - 1].strip() for held in found.lines if held.file}
+    assert "optimizer.step()" in by_line
+    assert any("Loops were ended early" in note for note in found.notes)
+    assert found.step_seconds > 0
+    assert found.fits is None
+    assert json.dumps(found.to_dict())
+
+
+def test_a_script_finds_its_card(folder):
+    text = """
+    import torch
+    assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+    properties = torch.cuda.get_device_properties(0)
+    assert (properties.major, properties.minor) == torch.cuda.get_device_capability() == (7, 5)
+    free, total = torch.cuda.mem_get_info()
+    assert 14 * 2**30 < free == total == properties.total_memory
+    x = torch.empty(2**20, device=torch.device("cuda:0"))
+    assert x.is_cuda and x.device == torch.device("cuda:0") and str(x.device) == "cuda:0"
+    assert torch.cuda.memory_allocated() == torch.cuda.max_memory_allocated() == 4 * 2**20
+    assert torch.cuda.memory_reserved() == 20 * 2**20
+    del x
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == torch.cuda.memory_allocated() == 0
+    y = torch.zeros(3).cuda() + torch.ones(3, device="cuda")
+    assert y.cpu().device.type == "cpu" and torch.zeros_like(y).is_cuda
+    with torch.autocast("cuda", dtype=torch.float16):
+        assert torch.is_autocast_enabled("cuda") and (y[None] @ y[:, None]).dtype == torch.float16
+    start, stream = torch.cuda.Event(enable_timing=True), torch.cuda.Stream()
+    start.record(); torch.cuda.synchronize()
+    with torch.cuda.stream(stream), torch.cuda.device(0):
+        assert torch.cuda.current_stream() is stream
+    with torch.device("cuda"):
+        assert torch.nn.Linear(2, 2).weight.is_cuda
+    """
+    ok(run(folder, text))
+    found = run(folder, "import torch; assert not torch.cuda.is_available()", device="cpu")
+    assert ok(found).peak_allocated_bytes == 0
+
+
+def test_out_of_memory_is_raised_as_pytorch_raises_it_and_can_be_caught(folder):
+    text = """
+    import torch
+    size = 2**28
+    while True:
+        try:
+            x = torch.empty(size, device="cuda")
+            break
+        except torch.cuda.OutOfMemoryError as error:
+            assert "Tried to allocate 1.00 GiB. GPU 0 has a total capacity of" in str(error)
+            size //= 4
+    assert size == 2**26
+    {more}
+    """
+    ok(run(folder, text.format(more=""), limit=600 * MIB))
+    found = run(folder, text.format(more="y = torch.empty(2**27, device='cuda')"), limit=600 * MIB)
+    assert found.outcome is Outcome.OUT_OF_MEMORY
+    assert "train.py, line 12" in found.message
+    assert "Tried to allocate 512 MiB" in found.message
+
+
+def test_nothing_outside_changes_and_the_script_finds_what_it_wrote(folder):
+    (folder / "data").mkdir()
+    (folder / "data" / "numbers.txt").write_text("1 2 3")
+    text = """
+    import json, os, pathlib, shutil, torch
+    with open("data/numbers.txt", "a") as file:
+        file.write(" 4")
+    assert pathlib.Path("data/numbers.txt").read_text() == "1 2 3 4"
+    os.makedirs("runs/first")
+    torch.save({"weight": torch.ones(4), "epoch": 3}, "runs/first/last.pt")
+    loaded = torch.load("runs/first/last.pt")
+    assert loaded["epoch"] == 3 and loaded["weight"].shape == (4,)
+    assert os.listdir("runs") == ["first"]
+    os.rename("runs/first", "runs/second")
+    assert sorted(os.listdir("data")) == ["numbers.txt"] and not os.path.exists("runs/first")
+    pathlib.Path("log.json").write_text(json.dumps({}))
+    os.remove("data/numbers.txt")
+    assert not os.path.exists("data/numbers.txt")
+    shutil.rmtree("runs")
+    """
+    ok(run(folder, text))
+    assert sorted(each.name for each in folder.iterdir()) == ["data", "train.py"]
+    assert (folder / "data" / "numbers.txt").read_text() == "1 2 3"
+    ok(run(folder, "open('log.txt', 'w').write('x')", writes=True))
+    assert (folder / "log.txt").read_text() == "x"
+
+
+def test_the_optimizer_has_the_parameters_that_were_moved(folder):
+    text = """
+    import torch
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.Adam(model.parameters())
+    weight = model.weight
+    model.cuda().half().float()
+    assert model.weight is weight and weight.is_cuda
+    assert optimizer.param_groups[0]["params"][0] is weight
+    model(torch.zeros(2, 8, device="cuda")).sum().backward()
+    optimizer.step()
+    assert optimizer.state[weight]["exp_avg"].is_cuda
+    """
+    assert ok(run(folder, text)).stage("first step")
+
+
+def test_a_scaler_a_checkpoint_and_a_backward_of_ones_own_run(folder):
+    text = """
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            return 2 * x
+        @staticmethod
+        def backward(context, gradient):
+            return gradient + torch.ones(1, device="cuda") * (gradient.device.type == "cuda")
+
+    model = torch.nn.Linear(64, 64).cuda()
+    optimizer, scaler = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cuda")
+    updates = 0
+    for _ in range(4):
+        with torch.autocast("cuda", dtype=torch.float16):
+            out = checkpoint(lambda x: model(x).relu(), torch.randn(8, 64, device="cuda"),
+                             use_reentrant=False)
+            loss = Twice.apply(out).float().pow(2).mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    """
+    found = ok(run(folder, text))
+    assert found.stage("step").bytes_by_category["optimizer_state"] > 0
+
+
+def test_an_evaluation_that_keeps_its_outputs_is_run_to_its_end(folder):
+    text = """
+    import torch
+    model = torch.nn.Linear(16, 1024).cuda()
+    loader = torch.utils.data.DataLoader(torch.randn(640, 16), 64)
+    kept = []
+    with torch.no_grad():
+        for x in loader:
+            kept.append(model(x.cuda()))
+    assert len(kept) == {batches}
+    """
+    found = ok(run(folder, text.format(batches=10)))
+    assert found.peak_allocated_bytes > 10 * 64 * 1024 * 4
+    assert any("does not train" in note for note in found.notes)
+    dropped = text.replace(
+        "kept.append(model(x.cuda()))", "kept.append(model(x.cuda()).sum().item())"
+    )
+    ok(run(folder, dropped.format(batches=3)))
+
+
+BAD = {
+    "raise ValueError('no')": (Outcome.FAILED, "ValueError: no (train.py, line 1)"),
+    "this is no Python": (Outcome.FAILED, "SyntaxError"),
+    "import sys; sys.exit(3)": (Outcome.UNSUPPORTED, "train.py ended itself with exit code 3"),
+    "import sys; sys.exit('no data')": (Outcome.UNSUPPORTED, "train.py ended itself: no data"),
+    "import os; os._exit(4)": (Outcome.UNSUPPORTED, "exit code 4"),
+    "import argparse; argparse.ArgumentParser().parse_args(['--odd'])": (
+        Outcome.UNSUPPORTED, "unrecognized arguments: --odd",
+    ),
+    "import os; os.fork()": (Outcome.FAILED, "does not start processes"),
+    "import subprocess; subprocess.run(['true'])": (Outcome.FAILED, "does not start processes"),
+    "import urllib.request; urllib.request.urlopen('http://192.0.2.1')": (
+        Outcome.FAILED, "no other host is asked",
+    ),
+    "import nothing_like_this": (Outcome.FAILED, "nothing_like_this"),
+    "import ctypes, os\nos.open.func": (Outcome.FAILED, "AttributeError"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_a_script_that_cannot_be_run_is_a_sentence(folder, text):
+    outcome, part = BAD[text]
+    found = run(folder, text)
+    assert found.outcome is outcome
+    assert part in found.message
+    assert "\n" not in found.message
+
+
+def test_a_script_that_catches_everything_is_ended_all_the_same(folder):
+    text = """
+    import torch
+    weight = torch.nn.Parameter(torch.zeros(4, device="cuda"))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    while True:
+        try:
+            weight.sum().backward()
+            optimizer.step()
+        except Exception:
+            pass
+    """
+    assert ok(run(folder, text)).stage("step")
+
+
+def test_a_notebook_runs_cell_by_cell(folder):
+    cells = ["%matplotlib inline\nimport torch", "x = torch.empty(2**20, device='cuda')"]
+    notebook = {"cells": [{"cell_type": "code", "source": [text]} for text in cells]}
+    file = folder / "train.ipynb"
+    file.write_text(json.dumps(notebook))
+    script = Script(path=str(file))
+    found = predict_script_in_process(
+        script, cards.resolve("t4"), memory_limit=None, report=lambda _: None
+    )
+    assert ok(found).peak_allocated_bytes == 4 * MIB
+    assert str(found.lines[0]).endswith("cell 2:1")
+
+
+def test_it_is_run_from_code_in_a_worker(folder):
+    (folder / "train.py").write_text("import torch; torch.zeros(2**20, device='cuda')")
+    seen: list[Progress] = []
+    found = memlab.run_script("train.py", device="rtx-4090", on_progress=seen.append)
+    assert ok(found).fits
+    assert found.peak_allocated_bytes == 4 * MIB
+    assert seen
+    with pytest.raises(MemlabError, match=r"path='nothing.py' is not there"):
+        memlab.run_script("nothing.py")
+    with pytest.raises(MemlabError, match=r"ends in .py or .ipynb"):
+        memlab.run_script("train.txt")
+    assert replace(found, stages=()).table() != found.table()
