@@ -49,7 +49,8 @@ def main(arguments: Sequence[str]) -> int:
     except SystemExit:
         raise
     except BaseException as error:
-        sys.excepthook(type(error), error, _of_script(error.__traceback__))
+        error.__traceback__ = _of_script(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 

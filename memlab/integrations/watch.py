@@ -37,7 +37,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from memlab._util.checks import checked, choice
+from memlab._util.checks import checked, choice, size
 from memlab._util.functions import own_line
 from memlab._util.torch_private.tensors import (
     dump_history,
@@ -148,7 +148,7 @@ def _folder(name: str, value: Any) -> str:
         raise ConfigError(f"{name}={shown(value)} is no path; pass that of a folder") from None
 
 
-@checked(folder=_folder)
+@checked(folder=_folder, memory_limit=size)
 def watch(
     folder: str | os.PathLike[str] = "memlab-watch", *, memory_limit: int | str | None = None
 ) -> Watch:
@@ -495,7 +495,7 @@ def _callback_class(library: str) -> Callable[[Watch], Any]:
         raise UnsupportedError(f"{library} is not installed; pip install {library}") from None
     base = module.Callback if library == "lightning" else module.TrainerCallback
 
-    class WatchCallback(base):  # type: ignore[misc]
+    class WatchCallback(base):  # type: ignore[misc, valid-type]
         """Enters the watch when training begins, and leaves it when training ends."""
 
         def __init__(self, watched: Watch) -> None:

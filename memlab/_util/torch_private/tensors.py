@@ -382,7 +382,7 @@ def on_out_of_memory(tell: Callable[[int, int, int, int], None]) -> None:
 
     It is called before the error is raised, with the memory as it was. It cannot be detached.
     """
-    torch._C._cuda_attach_out_of_memory_observer(tell)
+    torch._C._cuda_attach_out_of_memory_observer(tell)  # type: ignore[attr-defined]
 
 
 def is_history_recorded() -> bool:
