@@ -102,7 +102,7 @@ class Growth:
         return (last - middle) * 3 >= last - first
 
 
-class Watch(contextlib.ContextDecorator):
+class RunWatch(contextlib.ContextDecorator):
     """A watch over a run; see `watch`. It can be entered again, also inside itself."""
 
     def __init__(self, folder: str, memory_limit: int | None) -> None:
@@ -110,7 +110,7 @@ class Watch(contextlib.ContextDecorator):
         self.files: list[Path] = []
         self._depth = 0
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "RunWatch":
         """Begin to watch."""
         self._depth += 1
         if self._depth == 1:
@@ -151,7 +151,7 @@ def _folder(name: str, value: Any) -> str:
 @checked(folder=_folder, memory_limit=size)
 def watch(
     folder: str | os.PathLike[str] = "memlab-watch", *, memory_limit: int | str | None = None
-) -> Watch:
+) -> RunWatch:
     """Watch over the memory of a training run, and write down why it runs out, or grows.
 
     Use it in `with memlab.watch():`, as a decorator, or by `memlab.watch().callback("lightning")`.
@@ -173,7 +173,7 @@ def watch(
     >>> watched.files  # nothing happened
     []
     """
-    return Watch(str(folder), memory_limit)  # type: ignore[arg-type]  # `checked` reads the size
+    return RunWatch(str(folder), memory_limit)  # type: ignore[arg-type]  # `checked` reads the size
 
 
 @dataclass(slots=True, eq=False)
@@ -486,7 +486,7 @@ def _answer_elsewhere(text: Path, snapshot: Path) -> None:
 
 
 @functools.cache
-def _callback_class(library: str) -> Callable[[Watch], Any]:
+def _callback_class(library: str) -> Callable[[RunWatch], Any]:
     try:  # an optional package, which takes seconds to import
         module: Any = importlib.import_module(
             "lightning.pytorch" if library == "lightning" else library
@@ -498,7 +498,7 @@ def _callback_class(library: str) -> Callable[[Watch], Any]:
     class WatchCallback(base):  # type: ignore[misc, valid-type]
         """Enters the watch when training begins, and leaves it when training ends."""
 
-        def __init__(self, watched: Watch) -> None:
+        def __init__(self, watched: RunWatch) -> None:
             self.watch, self._is_entered = watched, False
 
         def _enter(self, *_: Any, **__: Any) -> None:
