@@ -252,7 +252,7 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         "predict_lengths": {"workload": memlab.workloads.get("gpt-small"), "lengths": [8] * 8},
         "predict_run": step | {"device": "t4"}, "measure_run": step | {"device": "cpu"},
         "replay_allocations": {"story": ["a = 1 MiB", "del a"]},
-        "open_snapshot": {"path": folder / "snapshot.pickle"},
+        "watch": {}, "open_snapshot": {"path": folder / "snapshot.pickle"},
         "from_trainer": {"source": {"train_micro_batch_size_per_gpu": 4}},
         "plots.snapshot_timeline": opened, "plots.snapshot_peak": opened,
         "plots.snapshot_fragmentation": opened, "plots.snapshot_growth": opened,

@@ -41,6 +41,7 @@ LAPTOP = {"width": 1366, "height": 768}
 NUM_MOVES, NUM_MOVES_QUICK = 20, 5
 NUM_BURST, NUM_BURST_QUICK = 500, 50
 NUM_RUNS, NUM_RUNS_QUICK = 7, 2
+RUN_SAMPLES = 4  # in a step that is run: how long it takes does not matter
 REST_SECONDS = 1.0
 MOST_MS = 20_000  # a move without a new picture by then counts as that
 SAME_MS = 2_000  # after that the kernel is asked whether the picture stays as it is
@@ -198,6 +199,8 @@ def measured(
             found: dict[str, Any] = {"on": device}
             found["farthest move px"] = burst(page, panel, NUM_BURST_QUICK if quick else NUM_BURST)
             if device == "cpu":
+                for name, samples in (("Accumulation", 1), ("Batch size", RUN_SAMPLES)):
+                    panel_ui.box(panel, name).fill(str(samples))
                 panel_ui.settle(panel)
                 count = NUM_RUNS_QUICK if quick else NUM_RUNS
                 seconds = [result_to_row(page, panel) for _ in range(count)]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from memlab.integrations.person_script import run_script
     from memlab.integrations.snapshot import open_snapshot
     from memlab.integrations.training_step import training_step
+    from memlab.integrations.watch import watch
     from memlab.memory.hygiene import replay_allocations
     from memlab.prediction.run_settings import Evaluation, Generation, TrainingRun
     from memlab.search.explain import explain
@@ -48,14 +49,15 @@ __all__ = [
     "ladder", "largest_batch", "measure", "measure_loading", "measure_run", "open_snapshot",
     "panel", "plots", "predict", "predict_batches", "predict_lengths", "predict_run", "recommend",
     "recorded", "recordings", "replay_allocations", "require_ok", "results", "run_script",
-    "stored_results", "sweep", "table", "to_frame", "training_step", "verify", "workloads",
+    "stored_results", "sweep", "table", "to_frame", "training_step", "verify", "watch",
+    "workloads",
 ]  # fmt: skip
 LATE = {  # public names whose modules `import memlab` does not wait for
     "panel": "_panel", "export_script": "integrations.export",
     "run_script": "integrations.person_script", "from_trainer": "integrations.from_trainer",
     "open_snapshot": "integrations.snapshot",
     "training_step": "integrations.training_step", "replay_allocations": "memory.hygiene",
-    "plots": "plots", "Evaluation": "prediction.run_settings",
+    "plots": "plots", "watch": "integrations.watch", "Evaluation": "prediction.run_settings",
     "Generation": "prediction.run_settings", "TrainingRun": "prediction.run_settings",
     "predict_batches": "search.largest_batch",
     "explain": "search.explain", "graph_table": "search.graph_of_step", "ladder": "search.ladder",

@@ -12,6 +12,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return doctor.main(given[1:])
 
+    if given[:1] == ["watch"]:  # the script's own process: what it does not need is not imported
+        from memlab.cli import watch
+
+        return watch.main(given[1:])
+
     from memlab.cli.commands import memlab
 
     try:

@@ -8,4 +8,5 @@ calls one public function of memlab.
 - `doctor.py`: `memlab doctor`: what this machine has and what works here, by the models and
   settings of `doctor.toml`; `verdict.py`: how good predictions are here; `device_visit.py`: cases
   carried out on a device, as lines of a record.
+- `watch.py`: `memlab watch`: a person's script under `memlab.watch`.
 """

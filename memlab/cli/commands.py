@@ -615,3 +615,15 @@ def doctor_command(arguments: Sequence[str]) -> ExitCode:
     from memlab.cli import doctor  # late: it imports what only doctor needs
 
     return ExitCode(doctor.main(arguments))
+
+
+@command(
+    click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED),
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+def watch_command(arguments: Sequence[str]) -> ExitCode:
+    """Run a training script and write down why memory runs out; `watch --help` says more."""
+    from memlab.cli import watch  # late: `memlab.__main__` starts it without this file
+
+    return ExitCode(watch.main(arguments))

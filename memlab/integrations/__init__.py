@@ -12,4 +12,5 @@
   `snapshot_comparison.py`: beside a prediction, by `snapshot_alignment.py`.
 - `training_step.py`: the step over batches of one's own; `estimator.py`: for scikit-learn;
   `lightning_recorder.py`: a callback.
+- `watch.py`: what is written down when memory runs out, or grows, in a real run.
 """

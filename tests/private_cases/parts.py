@@ -13,7 +13,9 @@ Check = Callable[[], None]
 CASES: dict[str, tuple[str, Check]] = {}
 """By name: what memlab uses it to do, and what must be true of it beyond being there."""
 MAY_BE_MISSING = {
-    "torch._C._cuda_clearCublasWorkspaces",  # where torch is built without CUDA
+    "torch._C._cuda_attach_out_of_memory_observer",  # where torch is built without CUDA
+    "torch._C._cuda_clearCublasWorkspaces",  # likewise
+    "torch._C._cuda_isHistoryEnabled",  # likewise
     "torch._C._get_cudnn_depthwise_kernel",  # in 2.11
     "torch._C._is_grad_layout_enforcement_enabled",  # in 2.11
     "torch._custom_class_base",  # before 2.14, where it replaces `torch._opaque_base`

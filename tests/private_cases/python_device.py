@@ -91,6 +91,20 @@ def _() -> None:
 
 
 there("torch._C._cuda_clearCublasWorkspaces", to="give back workspaces of cuBLAS")
+there("torch._C._cuda_attach_out_of_memory_observer", to="write a snapshot when memory runs out")
+there("torch._C._cuda_isHistoryEnabled", to="leave alone a history that somebody else records")
+there("torch.cuda._lazy_call", to="begin a watch once CUDA has started")
+
+
+@case("torch.cuda.memory._record_memory_history", to="record the allocator's events in a watch")
+def _() -> None:
+    names = arguments_of(at("torch.cuda.memory._record_memory_history"))
+    assert {"enabled", "stacks", "max_entries"} <= {*names}
+
+
+@case("torch.cuda.memory._dump_snapshot", to="write the snapshot of a watch")
+def _() -> None:
+    assert arguments_of(at("torch.cuda.memory._dump_snapshot"))[0] == "filename"
 
 
 @case("torch.cuda.memory._set_allocator_settings", to="set the caching allocator")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from memlab import StepConfig, measure, verify, workloads
+from memlab import StepConfig, measure, verify, watch, workloads
 from memlab.memory import cuda
 from tests.models import IN, OUT, linear
 
@@ -68,3 +68,12 @@ def test_statistics_are_reset_between_steps():
     assert cuda.read_peaks(device).allocated_bytes >= 2**22
     cuda.reset_peaks(device)
     assert cuda.read_peaks(device).allocated_bytes < 2**22
+
+
+def test_a_watch_writes_why_memory_ran_out(tmp_path):
+    with pytest.raises(torch.OutOfMemoryError), watch(tmp_path):
+        torch.empty(2**45, dtype=torch.uint8, device="cuda")
+    text = next(tmp_path.glob("out-of-memory*.txt")).read_text()
+    assert "32.0 TiB were requested on device 0" in text
+    assert next(tmp_path.glob("out-of-memory*.pickle")).stat().st_size > 0
+    assert next(tmp_path.glob("out-of-memory*.html")).stat().st_size > 0

@@ -33,6 +33,7 @@ import { readStepFile } from "./step_file.js";
 import { AT_FIRST, Store, fromLink, toLink } from "./store.js";
 import { html, render } from "./vendor/preact.js";
 
+const REST_MS = 200;
 const NOTHING = "no memory was measured or predicted, so there is nothing to draw";
 
 /**
@@ -48,7 +49,14 @@ export async function mount(root, payload, link) {
   const steps = payload.told ? [] : files.map((file) => new RecordedStep(file));
   const held = payload.told ? heldBy(files[0]) : null;
   const source = sourceOf(root.id || "ml", payload, steps, held, link?.hash ?? "");
-  if (link) source.store.subscribe(() => link.setHash(toLink(source.store.state)));
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let rest; // a browser allows few changes of the address in a second
+  const keep = () => link?.setHash(toLink(source.store.state));
+  if (link)
+    source.store.subscribe(() => {
+      clearTimeout(rest);
+      rest = setTimeout(keep, REST_MS);
+    });
   root.replaceChildren();
   render(html`<${Panel} source=${source}><${Foot} payload=${payload} /><//>`, root);
   return () => render(null, root);

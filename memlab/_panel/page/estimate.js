@@ -262,33 +262,58 @@ function withMicroBatches(timeline, count) {
   if (count > 1) pieces.push(rows[recorded - 1]);
   pieces.push(update);
 
-  const order = pieces.flat();
-  const numbers = pieces.flatMap((piece, at) => piece.map(() => Math.min(at, count - 1)));
-  const isLater = pieces.flatMap((piece, at) => piece.map(() => at > 0 && at < count));
-  const later = recorded > 1 ? timeline.held : accumulating(timeline, rows[0]);
-  const held = timeline.held.map((_, category) =>
-    Float64Array.from(order, (row, at) => (isLater[at] ? later : timeline.held)[category][row]),
-  );
-  const batch = timeline.held[INPUTS][0]; // of all micro-batches together
-  const more = Math.floor((batch * count) / recorded) - batch;
-  held[INPUTS] = held[INPUTS].map((bytes) => bytes + more);
-  const operator = new Int32Array(order.length);
-  let at = 0;
-  let before = 0;
-  for (const piece of pieces) {
+  const size = pieces.reduce((sum, piece) => sum + piece.length, 0);
+  const microBatch = new Int32Array(size);
+  const operator = new Int32Array(size);
+  let [at, before, begin, end] = [0, 0, 0, 0]; // begin and end: of the later micro-batches
+  pieces.forEach((piece, number) => {
+    if (number === 1) begin = at;
+    if (number === count) end = at;
+    microBatch.fill(Math.min(number, count - 1), at, at + piece.length);
+    const more = before - timeline.operator[piece[0]];
     for (const row of piece) {
-      operator[at] = timeline.operator[row] - timeline.operator[piece[0]] + before;
+      operator[at] = timeline.operator[row] + more;
       at += 1;
     }
     if (piece.length) before = operator[at - 1] + 1;
+  });
+  const later = recorded > 1 ? timeline.held : accumulating(timeline, rows[0]);
+  const batch = timeline.held[INPUTS][0]; // of all micro-batches together
+  const more = Math.floor((batch * count) / recorded) - batch;
+  const held = timeline.held.map((own, category) => {
+    const made = inPieces(own, pieces, new Float64Array(size));
+    if (later[category] !== own) {
+      const rest = inPieces(later[category], pieces, new Float64Array(size));
+      made.set(rest.subarray(begin, end), begin);
+    }
+    return category === INPUTS ? made.map((bytes) => bytes + more) : made;
+  });
+  const phase = inPieces(timeline.phase, pieces, new Uint8Array(size));
+  return { held, total: totalOf(held), phase, microBatch, operator };
+}
+
+/**
+ * Values in the order of some rows. Most pieces are rows in a row, which are copied at once: this
+ * runs for each frame of a moved slider.
+ *
+ * @template {Float64Array | Uint8Array} Values
+ * @param {Values} values
+ * @param {number[][]} pieces rows
+ * @param {Values} made
+ * @returns {Values} `made`, filled
+ */
+function inPieces(values, pieces, made) {
+  let at = 0;
+  for (const piece of pieces) {
+    const first = piece[0];
+    if (piece[piece.length - 1] - first + 1 === piece.length) {
+      made.set(values.subarray(first, first + piece.length), at);
+    } else {
+      piece.forEach((row, place) => (made[at + place] = values[row]));
+    }
+    at += piece.length;
   }
-  return {
-    held,
-    total: totalOf(held),
-    phase: Uint8Array.from(order, (row) => timeline.phase[row]),
-    microBatch: Int32Array.from(numbers),
-    operator,
-  };
+  return made;
 }
 
 /**
@@ -335,7 +360,9 @@ function withPeak(timeline, peakBytes, most) {
   if (factor === Infinity) return timeline;
   factor = Math.min(Math.max(factor, 0), most);
   const held = [...timeline.held];
-  held[ACTIVATIONS] = activations.map((bytes) => rint(bytes * factor));
+  const scaled = new Float64Array(activations.length);
+  for (let at = 0; at < scaled.length; at += 1) scaled[at] = rint(activations[at] * factor);
+  held[ACTIVATIONS] = scaled;
   return { ...timeline, held, total: totalOf(held) };
 }
 

@@ -9,6 +9,6 @@ export function rint(value) {
 /** The largest of some numbers, and at least 0. @param {Float64Array | Int32Array} values */
 export function highest(values) {
   let found = 0;
-  for (const value of values) if (value > found) found = value;
+  for (let at = 0; at < values.length; at += 1) if (values[at] > found) found = values[at];
   return found;
 }

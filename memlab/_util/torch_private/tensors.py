@@ -386,3 +386,37 @@ RAW_STREAM = (torch._C, "_cuda_getCurrentRawStream")
 def set_allocator(settings: str) -> None:
     """Set the caching allocator as PYTORCH_CUDA_ALLOC_CONF would: "expandable_segments:True"."""
     torch.cuda.memory._set_allocator_settings(settings)
+
+
+def on_cuda_start(call: Callable[[], None]) -> None:
+    """Call a function once CUDA has been started, now if it has; never without CUDA."""
+    if torch.backends.cuda.is_built():
+        torch.cuda._lazy_call(call)
+
+
+def on_out_of_memory(tell: Callable[[int, int, int, int], None]) -> None:
+    """Have the caching allocator call a function with (device, requested, total, free bytes).
+
+    It is called before the error is raised, with the memory as it was. It cannot be detached.
+    """
+    torch._C._cuda_attach_out_of_memory_observer(tell)  # type: ignore[attr-defined]
+
+
+def is_history_recorded() -> bool:
+    """Return whether the caching allocator records its events."""
+    return bool(torch._C._cuda_isHistoryEnabled())
+
+
+def record_history(max_entries: int) -> None:
+    """Have the caching allocator record its newest events with Python stacks."""
+    torch.cuda.memory._record_memory_history(max_entries=max_entries, stacks="python")
+
+
+def stop_history() -> None:
+    """End `record_history`."""
+    torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def dump_history(path: str) -> None:
+    """Write the events and the state of the caching allocator to a file."""
+    torch.cuda.memory._dump_snapshot(path)

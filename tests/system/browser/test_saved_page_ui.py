@@ -58,8 +58,8 @@ def test_a_slider_changes_answer_link_and_picture_and_is_undone(page):
     for _ in range(6):
         page.keyboard.press("PageUp")
     assert badge(page) != before
-    assert "batch_size=1024" in page.url or "batch_size=768" in page.url
     page.wait_for_timeout(300)
+    assert "batch_size=1024" in page.url or "batch_size=768" in page.url
     assert page.evaluate("document.querySelector('.ml-chart canvas').toDataURL()") != picture
     page.get_by_role("button", name="Undo").click()
     assert badge(page) == before
