@@ -208,6 +208,7 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
     atexit.register(shutil.rmtree, folder)
     snapshot.write(folder / "snapshot.pickle", "shared frames", 10**5)
     opened = {"snapshot": memlab.open_snapshot(folder / "snapshot.pickle")}
+    (folder / "train.py").write_text("import torch; torch.ones(4)")
     compared = SnapshotComparison(
         path="s.pickle", device="t4", workload_name="x", config=config, rows=(),
         measured_peak_bytes=2, predicted_peak_bytes=1, measured_peak_phase="forward",
@@ -252,7 +253,8 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         "predict_lengths": {"workload": memlab.workloads.get("gpt-small"), "lengths": [8] * 8},
         "predict_run": step | {"device": "t4"}, "measure_run": step | {"device": "cpu"},
         "replay_allocations": {"story": ["a = 1 MiB", "del a"]},
-        "watch": {}, "open_snapshot": {"path": folder / "snapshot.pickle"},
+        "run_script": {"path": folder / "train.py"}, "watch": {},
+        "open_snapshot": {"path": folder / "snapshot.pickle"},
         "from_trainer": {"source": {"train_micro_batch_size_per_gpu": 4}},
         "plots.snapshot_timeline": opened, "plots.snapshot_peak": opened,
         "plots.snapshot_fragmentation": opened, "plots.snapshot_growth": opened,

@@ -12,5 +12,6 @@
   `snapshot_comparison.py`: beside a prediction, by `snapshot_alignment.py`.
 - `training_step.py`: the step over batches of one's own; `estimator.py`: for scikit-learn;
   `lightning_recorder.py`: a callback.
+- `person_script.py`: a person's own script, run without its card.
 - `watch.py`: what is written down when memory runs out, or grows, in a real run.
 """

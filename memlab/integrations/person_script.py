@@ -64,6 +64,14 @@ def run_script(
     Raises:
         MemlabError: there is no such file, or an argument is not allowed. What goes wrong in the
             script is the `outcome` of the result.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "train.py"
+    ...     _ = file.write_text("import torch; x = torch.empty(2**20, device='cuda')")
+    ...     found = run_script(file, device="rtx-4090")
+    >>> str(found.lines[0]), found.peak_allocated_bytes
+    ('train.py:1', 4194304)
     """
     name = os.fspath(path)
     file = Path(name)

@@ -66,13 +66,13 @@ class LiveBlocks:
     """
 
     def __init__(self, device_type: str, streams: Streams) -> None:
-        self._device_type, self._streams = device_type, streams
+        self._device_type, self.streams = device_type, streams
         self._live: dict[int, _Death] = {}  # by the address of the storage
         self._left: dict[int, weakref.ref[Any]] = {}  # by earlier attempts, in caches of modules
 
     def restart(self, recording: OpTrace) -> None:
         """Write into another recording from now on, in which no block is live yet."""
-        self._recording = recording
+        self.recording = recording
         self._left |= self.left()
         self._live = {}
 
@@ -107,7 +107,7 @@ class LiveBlocks:
 
     def note_outputs(self, tensors: list[torch.Tensor]) -> None:
         """Note the blocks that the last operator brings into being by returning these tensors."""
-        blocks = self._recording.blocks
+        blocks = self.recording.blocks
         for index, tensor in enumerate(tensors):
             if tensor.device.type != self._device_type:
                 continue
@@ -125,22 +125,22 @@ class LiveBlocks:
         known = self._live.get(storage_key(storage))
         if known is None or known() is not storage:
             return out
-        if size != self._recording.blocks[known.block].nbytes:
+        if size != self.recording.blocks[known.block].nbytes:
             self._died(known)
             self._hold(storage, self.born(size, AFTER))
         return out
 
     def born(self, nbytes: int, output: int = BESIDE) -> int:
         """Note memory that the last operator brings into being, as an output or beside them."""
-        recording = self._recording
+        recording = self.recording
         number, block = len(recording.operators) - 1, len(recording.blocks)
-        recording.blocks.append(Block(number, output, nbytes, self._streams.current.number))
+        recording.blocks.append(Block(number, output, nbytes, self.streams.current.number))
         recording.events.append(Event(block, True, number, len(recording.intervals) - 1))
         return block
 
     def freed(self, block: int) -> None:
         """Note that memory is freed after the last operator."""
-        recording = self._recording
+        recording = self.recording
         recording.events.append(
             Event(block, False, len(recording.operators) - 1, len(recording.intervals) - 1)
         )

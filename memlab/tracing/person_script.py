@@ -32,10 +32,10 @@ from memlab._util.functions import own_line
 from memlab._util.torch_private.tensors import (
     FakeTensor,
     FakeTensorMode,
-    are_tensors_fake,
     buffers_of,
     convert,
     converted_by,
+    parameters_made_of,
     parameters_of,
     swapped,
 )
@@ -116,7 +116,7 @@ class ScriptBlocks(LiveBlocks):
         self.held += nbytes
         if self._allocator is not None:
             try:
-                self._allocator.take(block, nbytes, self._streams.current.number)
+                self._allocator.take(block, nbytes, self.streams.current.number)
             except torch.OutOfMemoryError:
                 super().freed(block)
                 self.held -= nbytes
@@ -126,8 +126,8 @@ class ScriptBlocks(LiveBlocks):
     def freed(self, block: int) -> None:
         """Note that memory is freed after the last operator."""
         super().freed(block)
-        self.held -= self._recording.blocks[block].nbytes
-        if self._allocator is not None and self._recording.blocks[block].nbytes:
+        self.held -= self.recording.blocks[block].nbytes
+        if self._allocator is not None and self.recording.blocks[block].nbytes:
             self._allocator.free(block)
 
 
@@ -178,22 +178,15 @@ class ScriptTracker(Tracker):
     @contextlib.contextmanager
     def fake_parameters(self, mode: FakeTensorMode) -> Iterator[None]:
         """Make each parameter a fake tensor, and so what is computed with it."""
-        own = torch.Tensor._make_subclass
 
-        def make(cls: Any, data: Any, *given: Any, **named: Any) -> Any:
-            is_plain = type(data) is torch.Tensor and data.device.type == "cpu"
-            if not is_plain or not issubclass(cls, torch.nn.Parameter) or not are_tensors_fake():
-                return own(cls, data, *given, **named)
-            fake = self._faked(data.detach())
-            self.blocks.note_outputs([fake])
-            return torch.nn.Parameter.__new__(cls, fake, *given, **named)
+        def fake(real: torch.Tensor) -> torch.Tensor:
+            made = self._faked(real)
+            self.blocks.note_outputs([made])
+            return made
 
         self._mode = mode
-        torch.Tensor._make_subclass = staticmethod(make)  # type: ignore[method-assign]
-        try:
+        with parameters_made_of(fake):
             yield
-        finally:
-            del torch.Tensor._make_subclass
 
     def _note(self, func: Any, signature: Any, args: Any, out: Any) -> None:
         if signature is not None:

@@ -289,7 +289,7 @@ def _answers(card: Card | None, allocator: LiveAllocator, streams: Streams) -> d
         "get_rng_state_all": lambda: [state],
         "device": _Device,
         "Stream": _class_of("Stream", streams.made),
-        "Event": _class_of("Event", functools.partial(_Event, streams)),
+        "Event": _class_of("Event", functools.partial(_TimedEvent, streams)),
         "current_stream": lambda device=None: streams.current,
         "default_stream": lambda device=None: streams.numbered(0),
         "stream": streams.using,
@@ -311,7 +311,7 @@ class _Statistics(dict[str, int]):
         return 0
 
 
-class _Event(StreamEvent):
+class _TimedEvent(StreamEvent):
     """An event that a script takes the time with; there is none between two."""
 
     def elapsed_time(self, other: StreamEvent) -> float:

@@ -47,7 +47,7 @@ PLAIN = (torch.Tensor, int, float, str, bool, type(None))
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
+class TensorOutline:
     """A tensor without its memory."""
 
     shape: tuple[int, ...]
@@ -64,10 +64,12 @@ class Outline:
         return torch.nn.Parameter(found) if self.is_parameter else found
 
 
-def outline(tensor: torch.Tensor) -> Outline:
+def outline(tensor: torch.Tensor) -> TensorOutline:
     """Return a tensor without its memory."""
     is_parameter = isinstance(tensor, torch.nn.Parameter)
-    return Outline(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, is_parameter)
+    return TensorOutline(
+        tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, is_parameter
+    )
 
 
 class Enough(BaseException):
@@ -75,7 +77,7 @@ class Enough(BaseException):
 
 
 @dataclass(slots=True)
-class _Loop:
+class _LoaderLoop:
     """A loop over a loader: what its batches are for ("" while that is not known), and how many.
 
     `held` is what was held, in bytes, when it was last asked for one.
@@ -114,8 +116,8 @@ class Course:
         self.updates = 0
         self.is_cut = self._is_asked = self._has_gradients = False
         self._micro_batch = self._depth = self._training_loops = 0
-        self._loops: weakref.WeakKeyDictionary[Any, _Loop] = weakref.WeakKeyDictionary()
-        self._loop = _Loop()
+        self._loops: weakref.WeakKeyDictionary[Any, _LoaderLoop] = weakref.WeakKeyDictionary()
+        self._loop = _LoaderLoop()
         self._paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._calls: list[str | None] = []
@@ -153,7 +155,7 @@ class Course:
         Raises:
             StopIteration: the loop has shown what it does.
         """
-        loop = self._loops.setdefault(iterator, _Loop())
+        loop = self._loops.setdefault(iterator, _LoaderLoop())
         is_training = loop.kind == STEP
         self._is_asked = True
         if self._is_over if is_training else loop.has_shown(self._held()):
@@ -211,7 +213,7 @@ class Course:
             if count >= MOST_BATCHES and known is not None:
                 self.is_cut = True
                 self._become(EVALUATION)
-                return pytree.tree_map_only(Outline, Outline.made, known)
+                return pytree.tree_map_only(TensorOutline, TensorOutline.made, known)
             out = own(module, *args, **kwargs)
             is_plain = all(isinstance(leaf, PLAIN) for leaf in pytree.tree_leaves(out))
             outlined = pytree.tree_map_only(torch.Tensor, outline, out) if is_plain else None

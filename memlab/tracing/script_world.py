@@ -25,11 +25,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, dataloader
+from torch.utils.data import DataLoader
 
 from memlab._util.torch_private import pytree
-from memlab._util.torch_private.tensors import storage_key
-from memlab.tracing.script_course import Outline, outline
+from memlab._util.torch_private.tensors import LoaderIterator, storage_key
+from memlab.tracing.script_course import TensorOutline, outline
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 NO_FILES = ("/dev/", "/proc/", "/sys/")
@@ -178,8 +178,7 @@ def _files(overlay: Overlay) -> Iterator[tuple[Any, str, Any]]:
 def _loaders(load: Callable[[Any], None]) -> Iterator[tuple[Any, str, Any]]:
     """Yield what is replaced, so that loaders work in this process and ask before each batch."""
     kind: Any = DataLoader
-    iterator: Any = dataloader._BaseDataLoaderIter
-    init, following = kind.__init__, iterator.__next__
+    init, following = kind.__init__, LoaderIterator.__next__
     signature = inspect.signature(init)
 
     def made(self: Any, *args: Any, **options: Any) -> None:
@@ -193,7 +192,7 @@ def _loaders(load: Callable[[Any], None]) -> Iterator[tuple[Any, str, Any]]:
         return following(self)
 
     yield kind, "__init__", functools.wraps(init)(made)
-    yield iterator, "__next__", next_batch
+    yield LoaderIterator, "__next__", next_batch
 
 
 class _Checkpoints:
@@ -230,7 +229,7 @@ class _Checkpoints:
         if held is None:
             return own(file, map_location, *more, **options)
         device = map_location if isinstance(map_location, str | torch.device) else "cpu"
-        found = pytree.tree_map_only(Outline, lambda saved: saved.made(device), held)
+        found = pytree.tree_map_only(TensorOutline, lambda saved: saved.made(device), held)
         return copy.deepcopy(found) if found is held else found  # a whole model, for instance
 
 
@@ -247,7 +246,7 @@ def _address(storage: Any, own: Callable[[Any], int]) -> int:
     return own(storage) or storage_key(storage)
 
 
-class _Guard:
+class _OutsideGuard:
     """Refuses, where Python hears of it, what would leave this process or the run's folder."""
 
     def __init__(self) -> None:
@@ -278,7 +277,7 @@ class _Guard:
             raise PermissionError(NO_WRITE.format(path=given[0]))
 
 
-_guard = _Guard()
+_guard = _OutsideGuard()
 
 
 def _mirrored(folder: str, home: str) -> str:

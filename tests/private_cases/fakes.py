@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from tests.private_cases.parts import arguments_of, at, case, fakes, raised
+from tests.private_cases.parts import arguments_of, at, case, fakes, raised, there
 
 
 @case(
@@ -71,3 +71,29 @@ def _() -> None:
     raised("DynamicOutputShapeException", lambda x: x.nonzero())
     module = at("torch._subclasses.fake_tensor")
     assert issubclass(module.UnsupportedOperatorException, RuntimeError)
+
+
+@case("torch._C._swap_tensor_impl", to="move a fake parameter that others refer to")
+def _() -> None:
+    with fakes():
+        here, other = (torch.nn.Parameter(torch.empty(n)) for n in (2, 3))
+    torch._C._swap_tensor_impl(here, other)
+    assert (here.shape, other.shape) == ((3,), (2,))
+
+
+@case("._engine_run_backward", to="see what a person's code does in a backward")
+def _() -> None:
+    x = torch.ones(2, requires_grad=True)
+    run = at("torch.autograd._engine_run_backward")
+    run((x.sum(),), (torch.ones(()),), False, False, (), allow_unreachable=True,
+        accumulate_grad=True)  # fmt: skip
+    assert x.grad.tolist() == [1, 1]
+
+
+@case("torch.utils.data.dataloader._BaseDataLoaderIter", to="know when a batch is asked for")
+def _() -> None:
+    loader = torch.utils.data.DataLoader([1, 2])
+    assert isinstance(iter(loader), at("torch.utils.data.dataloader._BaseDataLoaderIter"))
+
+
+there("._cuda_getCurrentRawStream", to="answer libraries that ask for the current stream")

@@ -33,6 +33,7 @@ from torch.optim.optimizer import _foreach_supported_types as foreach_types
 from torch.utils import checkpoint as torch_checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode, transform_subclass
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
+from torch.utils.data import dataloader
 
 __all__ = [
     "MODULES",
@@ -237,6 +238,28 @@ def swapped(fake: Any, other: Any) -> Any:
 
 
 @contextlib.contextmanager
+def parameters_made_of(fake: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Make parameters of fake tensors, inside this context, where they would be of a CPU's own.
+
+    Args:
+        fake: returns a fake tensor for an ordinary one, while a mode of fake tensors is on.
+    """
+    own = torch.Tensor._make_subclass
+
+    def make(cls: type, data: Any, *more: Any, **named: Any) -> Any:
+        is_plain = type(data) is torch.Tensor and data.device.type == "cpu"
+        if not is_plain or not issubclass(cls, nn.Parameter) or not are_tensors_fake():
+            return own(cls, data, *more, **named)
+        return nn.Parameter.__new__(cls, fake(data.detach()), *more, **named)
+
+    torch.Tensor._make_subclass = staticmethod(make)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del torch.Tensor._make_subclass
+
+
+@contextlib.contextmanager
 def missing_kernels_run_by(run: Callable[..., Any]) -> Iterator[None]:
     """Run operators that have no fake kernel by another function, inside this context.
 
@@ -375,6 +398,9 @@ def clear_cublas_workspaces() -> None:
     """Give back the memory that cuBLAS keeps for its kernels."""
     torch._C._cuda_clearCublasWorkspaces()
 
+
+# the class whose iterators every loader of data has
+LoaderIterator: Any = dataloader._BaseDataLoaderIter
 
 # where PyTorch looks up the function that runs a backward
 ENGINE = (torch.autograd, "_engine_run_backward")
