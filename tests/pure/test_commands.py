@@ -26,7 +26,7 @@ from memlab.store.records import Kind
 from tests.store_parts import a_result, a_run
 
 COMMANDS = ["predict", "measure", "verify", "sweep", "recommend", "export", "compare", "notebooks",
-            "doctor"]  # fmt: skip
+            "doctor", "run", "watch"]  # fmt: skip
 WITH_SETTINGS = ["predict", "measure", "verify", "sweep", "recommend", "export"]
 
 
@@ -70,7 +70,7 @@ def test_all_commands_are_there_and_each_has_json():
     assert set(group.commands) == set(COMMANDS)
     for name, command in group.commands.items():
         options = [option for param in command.params for option in param.opts]
-        assert "--json" in options or name == "doctor"
+        assert "--json" in options or name in ("doctor", "watch")
 
 
 @pytest.mark.parametrize("command", WITH_SETTINGS)
