@@ -252,7 +252,7 @@ def parameters_made_of(fake: Callable[[torch.Tensor], torch.Tensor]) -> Iterator
             return own(cls, data, *more, **named)
         return nn.Parameter.__new__(cls, fake(data.detach()), *more, **named)
 
-    torch.Tensor._make_subclass = staticmethod(make)  # type: ignore[assignment]
+    torch.Tensor._make_subclass = staticmethod(make)  # type: ignore[method-assign]
     try:
         yield
     finally:
