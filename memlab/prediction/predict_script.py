@@ -33,6 +33,8 @@ from memlab.tracing.script_course import FIRST, MOST_BATCHES, STEP
 from memlab.tracing.trace_step import attention_notes_of_stages
 from memlab.tracing.tracker import Tracker
 
+WORKSPACE = "workspaces_of_kernels"  # that a library keeps, or an operator takes while it runs
+
 
 def predict_script_in_process(
     script: Script, target: Target, *, memory_limit: int | None, report: Report
@@ -70,7 +72,8 @@ def predict_script_in_process(
         )  # fmt: skip
         if not recorded.recording.blocks:
             said = f"{name} makes no tensor on {target.name}"
-            return RunResult(**facts, outcome=Outcome.OK, message=said)
+            notes = recorded.recording.notes
+            return RunResult(**facts, outcome=Outcome.OK, message=said, notes=notes)
         kernels = step.kernels()
         found = stages_of(run, recorded.names, kernels, config, target)
         result = RunResult(
@@ -115,10 +118,10 @@ def _lines(recorded: ScriptRecording, trace: Trace, program: Program) -> tuple[L
         birth = int(blocks.births[at])
         block = int(trace.address[birth])
         if block < layout.num_blocks:
-            line = recorded.lines[block]
-        else:  # of a kernel
-            line = recorded.operator_lines[layout.kernels[(block - layout.num_blocks) // 2]]
-        category = str(CATEGORIES[blocks.columns[at]])
+            line, category = recorded.lines[block], str(CATEGORIES[blocks.columns[at]])
+        else:
+            kernel = layout.kernels[(block - layout.num_blocks) // 2]
+            line, category = recorded.operator_lines[kernel], WORKSPACE
         held = found.setdefault((line, category), [0, 0])
         held[0] += 1
         held[1] += int(trace.nbytes[birth])

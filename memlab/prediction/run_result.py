@@ -63,7 +63,8 @@ class LineHolding:
     Attributes:
         file: of the line; empty for memory that no line of a person asked for.
         line: its number, from 1.
-        category: what the blocks are for, as in `StageCost.bytes_by_category`.
+        category: what the blocks are for, as in `StageCost.bytes_by_category`; or
+            "workspaces_of_kernels".
         num_blocks: number of blocks.
         nbytes: their bytes together.
     """

@@ -21,6 +21,7 @@ import runpy
 import sys
 import sysconfig
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -301,6 +302,7 @@ def record_script(
                 stack.enter_context(found)
             stack.enter_context(course.followed())
             said = stack.enter_context(_last_of_errors())
+            stack.enter_context(_threads_heard(tracker.recording))
             try:
                 _start(script)
                 ended.append("")
@@ -354,6 +356,25 @@ def _last_of_errors() -> Iterator[_Last]:
         yield sys.stderr
     finally:
         sys.stderr = before
+
+
+@contextlib.contextmanager
+def _threads_heard(recording: OpTrace) -> Iterator[None]:
+    """Note what threads of a script raise: they see neither fake tensors nor the card."""
+    own = threading.excepthook
+
+    def hear(raised: threading.ExceptHookArgs) -> None:
+        recording.notes += (
+            f"A thread of the script raised {raised.exc_type.__name__} ({raised.exc_value}): what "
+            "threads do with PyTorch is not followed, and is missing in these numbers.",
+        )
+        own(raised)
+
+    threading.excepthook = hear
+    try:
+        yield
+    finally:
+        threading.excepthook = own
 
 
 def _of_exit(script: Script, code: Any, said: str) -> str:

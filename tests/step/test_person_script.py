@@ -327,6 +327,19 @@ def test_a_script_that_catches_everything_is_ended_all_the_same(folder):
     assert ok(run(folder, text)).stage("step")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_a_thread_raises_is_told(folder):
+    text = """
+    import threading, torch
+    thread = threading.Thread(target=lambda: torch.zeros(4, device="cuda"))
+    thread.start()
+    thread.join()
+    """
+    [note] = ok(run(folder, text)).notes
+    assert note.startswith("A thread of the script raised ")
+    assert "missing in these numbers" in note
+
+
 def test_a_notebook_runs_cell_by_cell(folder):
     cells = ["%matplotlib inline\nimport torch", "x = torch.empty(2**20, device='cuda')"]
     notebook = {"cells": [{"cell_type": "code", "source": [text]} for text in cells]}
