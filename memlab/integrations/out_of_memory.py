@@ -451,6 +451,17 @@ def _hints(error: _Error, verdicts: _Verdicts) -> _Verdicts:
     return found
 
 
+_FRAME = re.compile(r'File "([^"\n]+)", line (\d+)')
+_LIBRARIES = re.compile(r"site-packages|dist-packages|[\\/]lib[\\/]python|<frozen ")
+
+
+def _own_line(text: str) -> list[str]:
+    """Return a note with the last line of a traceback that is in no library; none without one."""
+    before = text[: match.start()] if (match := re.search(r"out of memory", text)) else text
+    own = [frame for frame in _FRAME.findall(before) if not _LIBRARIES.search(frame[0])]
+    return [f"your own line that failed is {own[-1][0]}:{own[-1][1]}"] if own else []
+
+
 WHAT = {
     CARD: "The memory of the card ran out.",
     BARE: "The memory of the card ran out; this form of the message has no numbers.",
@@ -564,6 +575,7 @@ def explain_error(
     verdicts, notes = _of_error(error) if error else ({}, [])
     if error is not None:
         verdicts |= _hints(error, verdicts)
+        notes = [*notes, *_own_line(error.text)]
     if snapshot is not None:
         opened = snapshot if isinstance(snapshot, Snapshot) else open_snapshot(os.fspath(snapshot))
         found, said = _of_snapshot(opened)

@@ -198,6 +198,21 @@ def test_a_frame_of_evaluation_is_seen():
     assert found["evaluation or generation"] == "excluded"
 
 
+def test_the_line_of_the_person_is_named():
+    frames = (
+        'File "/home/me/train.py", line 24, in train\n    loss.backward()\n'
+        'File "/usr/lib/python3/site-packages/torch/_tensor.py", line 9, in backward\n'
+    )
+    assert memlab.explain_error(frames + FULL).notes == (
+        "your own line that failed is /home/me/train.py:24",
+    )
+
+
+@pytest.mark.parametrize("part", ["<", "(", " \n", "1 ", "out of memory ", "│", 'File "'])
+def test_long_nonsense_is_read_to_its_end(part):
+    assert memlab.explain_error(part * 200_000 + "\nKilled").of_verdict("possible")
+
+
 def test_nothing_leaks_before_the_first_step_ends():
     assert verdicts(f"  File 'adamw.py', line 2, in _init_group\n{FULL}")["a leak"] == "excluded"
     assert verdicts(f"Epoch 3:  12%|#  |\n{FULL}")["a leak"] == "possible"
