@@ -514,6 +514,67 @@ def compare_command(
     return ExitCode.NO if found.compared else ExitCode.NO_ANSWER
 
 
+# An out-of-memory error.
+
+MOST_TEXT = 10**7  # bytes of a file that are read as a terminal's text
+
+
+@command(
+    click.Argument(["text"], required=False),
+    click.Option(["--snapshot"], metavar="FILE", help="a memory snapshot of the same run"),
+    JSON,
+)
+def explain_command(text: str | None, snapshot: str | None, as_json: bool) -> ExitCode:
+    """Say which causes an out-of-memory error can have.
+
+    TEXT is the message, a file that holds it, or - for stdin; a file that ends in .pickle is a
+    snapshot. The exit code is 0 if a cause is likely, else 3.
+    """
+    from memlab.integrations.out_of_memory import explain_error  # late: it reads snapshots too
+
+    if text is not None and text.endswith(".pickle"):
+        if snapshot is not None:
+            raise ConfigError(f"TEXT={shown(text)} and --snapshot {snapshot}; allowed is one")
+        text, snapshot = "", text
+    elif text is None and snapshot is not None and sys.stdin.isatty():
+        text = ""
+    found = explain_error(_terminal_text(text), snapshot=snapshot)
+    show(found, as_json=as_json)
+    return ExitCode.YES if found.of_verdict("likely") else ExitCode.NO_ANSWER
+
+
+def _terminal_text(given: str | None) -> str:
+    """Return a text that was given itself, as a file or on stdin.
+
+    Raises:
+        ConfigError: a file that is too large or no text, or nothing is given.
+    """
+    if given is None and sys.stdin.isatty():
+        raise ConfigError("no text; allowed is the message, a file that holds it, or - for stdin")
+    if given is None or given == "-":
+        read, name = sys.stdin.buffer.read(MOST_TEXT + 1), "stdin"
+    elif _is_file(given):
+        with Path(given).open("rb") as file:
+            read, name = file.read(MOST_TEXT + 1), given
+    elif re.fullmatch(r"\S+\.(?:txt|log|out|err)", given):
+        raise ConfigError(f"TEXT={shown(given)} is no file; allowed is one, or a text")
+    else:
+        return given
+    if len(read) > MOST_TEXT:
+        raise ConfigError(f"{name} is larger than {format_bytes(MOST_TEXT)}; pass its last part")
+    if b"\0" in read:
+        raise ConfigError(f"{name} is not text; allowed is what a terminal showed")
+    return read.decode("utf-8", errors="replace")
+
+
+def _is_file(given: str) -> bool:
+    """Return whether a text names a file; a message is no path, and longer than one may be."""
+    try:
+        return Path(given).is_file()
+    except (OSError, ValueError):
+        return False
+
+
 # What ships with memlab: notebooks, and doctor.
 
 RUNNER = "run.py"

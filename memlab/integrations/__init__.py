@@ -10,6 +10,7 @@
 - `snapshot.py`: a memory snapshot of PyTorch, and what was free in it; `snapshot_file.py` reads it;
   `snapshot_blocks.py`: who holds what (`snapshot_phases.toml`);
   `snapshot_comparison.py`: beside a prediction, by `snapshot_alignment.py`.
+- `out_of_memory.py`: the message of an out-of-memory error in, its possible causes out.
 - `training_step.py`: the step over batches of one's own; `estimator.py`: for scikit-learn;
   `lightning_recorder.py`: a callback.
 - `person_script.py`: a person's own script, run without its card.

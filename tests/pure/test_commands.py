@@ -25,8 +25,8 @@ from memlab.store.database import write
 from memlab.store.records import Kind
 from tests.store_parts import a_result, a_run
 
-COMMANDS = ["predict", "measure", "verify", "sweep", "recommend", "export", "compare", "notebooks",
-            "doctor", "run", "watch"]  # fmt: skip
+COMMANDS = ["predict", "measure", "verify", "sweep", "recommend", "export", "compare", "explain",
+            "notebooks", "doctor", "run", "watch"]  # fmt: skip
 WITH_SETTINGS = ["predict", "measure", "verify", "sweep", "recommend", "export"]
 
 

@@ -1,0 +1,339 @@
+"""What an out-of-memory message says: the numbers of each form, and the verdicts they decide."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memlab
+from memlab._util.units import GIB
+from memlab.cli import commands
+from memlab.errors import MemlabError
+from memlab.integrations.out_of_memory import _size
+from tests.snapshot_parts import dump, fragmented, training
+from tests.store_parts import a_result
+
+UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+
+
+def printed(size, units=UNITS):
+    """Return a size as c10's `format_size` prints it."""
+    for unit, factor in units.items():
+        if size > factor:
+            return f"{size / factor:.2f} {unit}"
+    return f"{size} bytes"
+
+
+def modern(asked, capacity, free, process, allocated, unallocated, more=""):
+    """Return the message of torch 2.3 and later."""
+    own = f"Including non-PyTorch memory, this process has {process} memory in use. "
+    return (
+        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total "
+        f"capacity of {capacity} of which {free} is free. {more}{own if process else ''}Of the "
+        f"allocated memory {allocated} is allocated by PyTorch, and {unallocated} is reserved by "
+        "PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+    )
+
+
+def pooled(asked, capacity, free, process, allocated, unallocated):
+    return modern(asked, capacity, free, process, allocated, unallocated).replace(
+        "by PyTorch, and", "by PyTorch, with 22.00 MiB allocated in private pools (e.g., CUDA "
+        "Graphs), and",
+    )  # fmt: skip
+
+
+def misspelt(*sizes):
+    """Return the message of torch 2.1 and 2.2."""
+    return modern(*sizes).replace("capacity", "capacty").replace("torch.Out", "torch.cuda.Out")
+
+
+def old(asked, capacity, free, process, allocated, unallocated):
+    return (
+        f"RuntimeError: CUDA out of memory. Tried to allocate {asked} (GPU 0; {capacity} total "
+        f"capacity; {allocated} already allocated; {free} free; {unallocated} cached)"
+    )
+
+
+def xpu(*sizes):
+    return modern(*sizes[:3], "", *sizes[4:]).replace("CUDA out", "XPU out")
+
+
+def hip(*sizes):
+    return modern(*sizes).replace("CUDA out", "HIP out")
+
+
+NAMES = ("requested", "capacity", "free", "process", "allocated", "unallocated")
+SIZES = st.integers(1, 2**40)
+
+
+@pytest.mark.parametrize("form", [modern, pooled, misspelt, old, xpu, hip])
+@given(st.tuples(*[SIZES] * 6), st.sampled_from(["", "[rank3]: ", "2024-01-02 ERROR "]))
+@settings(max_examples=40, deadline=None)
+def test_numbers_are_read_back_from_every_form(form, sizes, prefix):
+    texts = [printed(size) for size in sizes]
+    numbers = memlab.explain_error(prefix + form(*texts)).numbers
+    for name, size, text in zip(NAMES, sizes, texts, strict=True):
+        if form in (old, xpu) and name == "process":
+            continue
+        unit = UNITS.get(text.split()[1], 1)
+        assert abs(numbers[f"{name}_bytes"] - size) <= 0.011 * unit, name
+
+
+@given(SIZES)
+@settings(deadline=None)
+def test_a_printed_size_stands_for_a_range_that_holds_it(size):
+    low, high = _size(*printed(size).split())
+    assert low <= size <= high
+
+
+@given(st.tuples(*[SIZES] * 3))
+@settings(max_examples=40, deadline=None)
+def test_the_gigabytes_of_apple_are_binary(sizes):
+    texts = [printed(size).replace("iB", "B") for size in sizes]
+    numbers = memlab.explain_error(
+        f"RuntimeError: MPS backend out of memory (MPS allocated: {texts[0]}, other allocations: "
+        f"1.00 MB, max allowed: {texts[1]}). Tried to allocate {texts[2]} on private pool."
+    ).numbers
+    for name, size, text in zip(("allocated", "allowed", "requested"), sizes, texts, strict=True):
+        unit = UNITS.get(text.split()[1].replace("B", "iB"), 1)
+        assert abs(numbers[f"{name}_bytes"] - size) <= 0.011 * unit
+
+
+@given(st.text(max_size=300) | st.binary(max_size=300).map(lambda b: b.decode("latin-1")))
+@settings(deadline=None)
+def test_any_text_has_an_answer(text):
+    if text.strip():
+        found = memlab.explain_error(text)
+        assert json.loads(json.dumps(found.to_dict())) == found.to_dict()
+        assert str(found)
+
+
+def verdicts(message, **more):
+    return {str(each.name): str(each.verdict)
+            for each in memlab.explain_error(message, **more).causes}  # fmt: skip
+
+
+def test_a_full_card_is_a_step_that_is_too_large():
+    found = verdicts(
+        modern("256.00 MiB", "23.69 GiB", "100.00 MiB", "23.50 GiB", "22.80 GiB", "120.00 MiB")
+    )
+    assert found["too large a step"] == "likely"
+    assert found["fragmentation"] == "excluded"
+    assert found["another process"] == "excluded"
+    assert found["a leak"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("allocated", "unallocated", "verdict"),
+    [
+        ("12.00 GiB", "10.50 GiB", "likely"),
+        ("20.80 GiB", "1.70 GiB", "possible"),
+        ("21.10 GiB", "1.40 GiB", "excluded"),
+    ],
+)
+def test_fragmentation_needs_enough_unallocated(allocated, unallocated, verdict):
+    text = modern("2.00 GiB", "23.69 GiB", "0.50 GiB", "23.10 GiB", allocated, unallocated)
+    assert verdicts(text)["fragmentation"] == verdict
+
+
+def test_what_others_hold_is_what_is_neither_free_nor_own():
+    found = verdicts(modern("2.00 GiB", "23.69 GiB", "0.50 GiB", "3.10 GiB", "2.00 GiB", "0.20 GiB",
+                            "Process 7 has 20.00 GiB memory in use. "))  # fmt: skip
+    assert found["another process"] == "likely"
+    assert found["too large a step"] == "possible"
+
+
+def test_in_a_container_the_process_itself_is_listed_as_another():
+    found = verdicts(modern("158.00 MiB", "23.69 GiB", "115.69 MiB", "", "22.14 GiB", "910.35 MiB",
+                            "Process 21422 has 23.57 GiB memory in use. "))  # fmt: skip
+    assert found["another process"] == "excluded"
+
+
+def test_one_request_may_be_more_than_the_card():
+    found = verdicts(
+        modern("189.06 GiB", "47.27 GiB", "29.71 GiB", "17.55 GiB", "17.08 GiB", "279.90 MiB")
+    )
+    assert found["one tensor larger than the card"] == "likely"
+
+
+def test_a_limit_is_named_by_the_message():
+    sizes = ("2.00 GiB", "23.69 GiB", "20.00 GiB", "3.00 GiB", "2.00 GiB", "0.20 GiB")
+    assert verdicts(modern(*sizes, "4.00 GiB allowed; "))["a limit on the process"] == "likely"
+
+
+def test_numbers_that_contradict_one_another_are_said():
+    found = memlab.explain_error(
+        modern("2.00 GiB", "8.00 GiB", "4.00 GiB", "3.00 GiB", "20.00 GiB", "0.20 GiB")
+    )
+    assert "contradict" in found.notes[0]
+    assert found.of_verdict("likely") == ()
+
+
+def test_the_first_error_of_several_ranks_counts():
+    first = modern("1.00 GiB", "8.00 GiB", "0.50 GiB", "7.00 GiB", "6.00 GiB", "0.20 GiB")
+    second = modern("3.00 GiB", "9.00 GiB", "0.10 GiB", "8.00 GiB", "7.00 GiB", "0.30 GiB")
+    numbers = memlab.explain_error(f"[rank0]: {first}\n[rank1]: {second}\nKilled").numbers
+    assert numbers == memlab.explain_error(first).numbers
+
+
+def test_colours_wraps_boxes_and_html_are_no_part_of_a_message():
+    plain = modern("1.00 GiB", "8.00 GiB", "0.50 GiB", "7.00 GiB", "6.00 GiB", "0.20 GiB")
+    numbers = memlab.explain_error(plain).numbers
+    wrapped = "\n".join(f"│ \x1b[31m{part}\x1b[0m │" for part in plain.split())
+    assert memlab.explain_error(wrapped).numbers == numbers
+    assert memlab.explain_error(f"<pre><b>{plain}</b>&nbsp;</pre>").numbers == numbers
+
+
+FULL = modern("256.00 MiB", "23.69 GiB", "100.00 MiB", "23.50 GiB", "22.80 GiB", "120.00 MiB")
+
+
+def test_a_frame_of_evaluation_is_seen():
+    found = verdicts(f'File "trainer.py", line 1, in evaluation_loop\n{FULL}')
+    assert found["evaluation or generation"] == "likely"
+    assert found["too large a step"] == "possible"
+    found = verdicts(f"    loss.backward()\n{FULL}")
+    assert found["evaluation or generation"] == "excluded"
+
+
+def test_the_line_of_the_person_is_named():
+    frames = (
+        'File "/home/me/train.py", line 24, in train\n    loss.backward()\n'
+        'File "/usr/lib/python3/site-packages/torch/_tensor.py", line 9, in backward\n'
+    )
+    assert memlab.explain_error(frames + FULL).notes == (
+        "your own line that failed is /home/me/train.py:24",
+    )
+
+
+@pytest.mark.parametrize("part", ["<", "(", " \n", "1 ", "out of memory ", "│", 'File "'])
+def test_long_nonsense_is_read_to_its_end(part):
+    assert memlab.explain_error(part * 200_000 + "\nKilled").of_verdict("possible")
+
+
+def test_nothing_leaks_before_the_first_step_ends():
+    assert verdicts(f"  File 'adamw.py', line 2, in _init_group\n{FULL}")["a leak"] == "excluded"
+    assert verdicts(f"Epoch 3:  12%|#  |\n{FULL}")["a leak"] == "possible"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "verdict"),
+    [
+        ("RuntimeError: [enforce fail at alloc_cpu.cpp:75] . DefaultCPUAllocator: can't allocate "
+         "memory: you tried to allocate 5077901088 bytes. Error code 12", "host memory", "likely"),
+        ("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes.", "host memory",
+         "likely"),
+        ("RuntimeError: unable to mmap 512 bytes from file", "host memory", "likely"),
+        ("OSError: [Errno 12] Cannot allocate memory", "host memory", "likely"),
+        ("DataLoader worker (pid 12) is killed by signal: Killed.", "host memory", "likely"),
+        ("DataLoader worker (pid(s) 12, 13) is killed by signal: Killed", "host memory", "likely"),
+        ("DataLoader worker is killed by signal: Killed.", "host memory", "likely"),
+        ("$ Torch: not enough memory: you tried to allocate 72GB. Buy new RAM!", "host memory",
+         "likely"),
+        ("Killed", "host memory", "possible"),
+        ("CUDA out of memory. Tried to allocate 218.96 GiB", "one tensor larger than the card",
+         "possible"),
+        ("failed (exitcode: -9) local_rank: 0", "host memory", "possible"),
+        ("DataLoader worker (pid 13) is killed by signal: Bus error.", "shared memory", "likely"),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+         "a library's workspace", "likely"),
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", "a library's workspace",
+         "likely"),
+        ("RuntimeError: CUDA error: out of memory", "too large a step", "unknown"),
+    ],
+)  # fmt: skip
+def test_other_forms_are_known(text, cause, verdict):
+    assert verdicts(text)[cause] == verdict
+
+
+@pytest.mark.parametrize("text", ["nonsense", "显存不足", "<html></html>", "x" * 10**6,
+                                  "I killed the process"])  # fmt: skip
+def test_what_has_no_error_gets_no_cause(text):
+    found = memlab.explain_error(text)
+    assert found.causes == ()
+    assert "no out-of-memory error" in found.message
+
+
+def test_texts_of_other_frameworks_are_named():
+    assert "TensorFlow" in memlab.explain_error("RESOURCE_EXHAUSTED: Out of memory").message
+
+
+@pytest.mark.parametrize("wrong", [{"message": ""}, {"message": "x" * (10**7 + 1)},
+                                   {"message": 3}, {"snapshot": "no.pickle"}])  # fmt: skip
+def test_wrong_input_is_an_error(wrong):
+    with pytest.raises(MemlabError):
+        memlab.explain_error(**wrong)
+
+
+def test_html_escapes_what_it_shows():
+    assert "<script" not in memlab.explain_error(f"<script>{FULL}")._repr_html_()
+
+
+# with a snapshot, with a result
+
+
+@pytest.fixture
+def file_of(tmp_path):
+    """Return a function that writes a snapshot and returns its path."""
+
+    def written(snapshot):
+        dump(tmp_path / "snapshot.pickle", snapshot.snapshot())
+        return str(tmp_path / "snapshot.pickle")
+
+    return written
+
+
+def test_a_snapshot_decides_what_fragmentation_and_leaks_are(file_of):
+    assert verdicts("", snapshot=file_of(fragmented()))["fragmentation"] == "likely"
+    found = verdicts(FULL, snapshot=file_of(training(8, leaks=True)))
+    assert found["a leak"] == "likely"
+    assert found["too large a step"] == "possible"
+    assert verdicts(FULL, snapshot=file_of(training(8)))["a leak"] == "excluded"
+
+
+def test_a_snapshot_says_what_held_most(file_of):
+    path = file_of(training(8, leaks=True))
+    found = memlab.explain_error(snapshot=path)
+    held = memlab.open_snapshot(path).peak_holdings[0]
+    assert found.notes[0].endswith(held.place)
+    assert memlab.explain_error(snapshot=memlab.open_snapshot(path)) == found
+
+
+def test_a_result_says_whether_the_step_alone_is_too_large():
+    large = memlab.explain_error(FULL, result=a_result(peak_allocated_bytes=23 * GIB))
+    assert "too large a step" in large.of_verdict("likely")
+    small = memlab.explain_error(FULL, result=a_result(peak_allocated_bytes=10 * GIB))
+    assert "too large a step" in small.of_verdict("possible")
+    assert "12.8 GiB is held by something beside the step" in small.notes
+
+
+def invoke(*arguments, **more):
+    return CliRunner().invoke(commands.memlab, ["explain", *arguments], **more)
+
+
+def test_the_command_reads_a_text_a_file_and_stdin(tmp_path):
+    path = tmp_path / "error.txt"
+    path.write_text(FULL)
+    for done in (invoke(FULL), invoke(str(path)), invoke("-", input=FULL), invoke(input=FULL)):
+        assert done.exit_code == 0, done.output
+        assert "likely: too large a step" in done.output
+    printed_json = json.loads(invoke(FULL, "--json").output)
+    assert printed_json["numbers"]["requested_bytes"] == 256 * 2**20
+    assert invoke("nonsense").exit_code == 3
+
+
+def test_the_command_refuses_what_is_no_text(tmp_path):
+    path = tmp_path / "binary"
+    path.write_bytes(b"\0\1")
+    assert invoke(str(path)).exit_code == 2
+    assert invoke("a.pickle", "--snapshot", "b.pickle").exit_code == 2
+    assert invoke(input="").exit_code == 2
+    assert invoke("no_such.log").exit_code == 2
+
+
+def test_the_command_opens_a_snapshot(file_of):
+    done = invoke(file_of(fragmented()), input="")
+    assert done.exit_code == 0, done.output
+    assert "likely: fragmentation" in done.output
