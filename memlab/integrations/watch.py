@@ -49,6 +49,7 @@ from memlab._util.torch_private.tensors import (
 )
 from memlab._util.units import MIB, format_bytes, shown
 from memlab.errors import ConfigError, UnsupportedError
+from memlab.integrations.out_of_memory import explain_error
 from memlab.integrations.snapshot import Snapshot, open_snapshot
 from memlab.running import is_out_of_memory
 
@@ -319,7 +320,8 @@ class _Running:
             facts.append(f"It was the last of {self.num_out_of_memory} such errors in this run.")
         if peak:
             facts.append(f"The process held at most {peak} resident.")
-        self._write("error", " ".join(facts) + f"\n\n{trace}",
+        explained = explain_error(trace)
+        self._write("error", " ".join(facts) + f"\n\n{explained}\n\n{trace}",
                     is_dumped=self.num_out_of_memory != 1)  # fmt: skip
 
     def _write(self, event: str, said: str, *, is_dumped: bool = True) -> None:
