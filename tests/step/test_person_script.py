@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 import memlab
+from benchmarks.script_peaks import METER
 from memlab import MemlabError, Outcome
 from memlab.devices import cards
 from memlab.prediction.predict_script import predict_script_in_process
@@ -47,28 +48,6 @@ for epoch in range(2):
     if right / 200 > 0.99:
         break
     torch.save(model.state_dict(), "out.pt")
-"""
-# a meter outside memlab: the running sum of what PyTorch's profiler reports of the CPU's allocator
-METER = """
-import runpy, sys, torch
-from torch._C._profiler import _EventType
-sys.argv = sys.argv[1:]
-with torch.profiler.profile(profile_memory=True) as profile:
-    runpy.run_path(sys.argv[0], run_name="__main__")
-found, live, held, peak = [], {}, 0, 0
-def walk(events):
-    for event in events:
-        if event.tag == _EventType.Allocation:
-            fields = event.extra_fields
-            found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
-        walk(event.children)
-walk(profile.profiler.kineto_results.experimental_event_tree())
-for _, address, nbytes in sorted(found, key=lambda each: each[0]):
-    if nbytes > 0:
-        live[address] = nbytes
-    held += nbytes if nbytes > 0 else -live.pop(address, 0)
-    peak = max(peak, held)
-print("peak", peak)
 """
 
 
