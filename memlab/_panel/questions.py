@@ -26,7 +26,7 @@ from memlab.prediction.interpolation import (
 from memlab.prediction.plans import known_frontier
 from memlab.result import Outcome, Source, StepResult
 from memlab.running import Progress
-from memlab.runtime.isolation import is_measuring
+from memlab.runtime.isolation import is_measuring, is_predicting, is_waited_for
 from memlab.workload import Workload
 
 if TYPE_CHECKING:
@@ -403,20 +403,18 @@ def _distance(one: StepConfig, other: StepConfig) -> float:
 # The memory of other batch sizes follows from one prediction by sums, so a slider need not
 # wait. Between the recorded sizes it is interpolated, and of another number of micro-
 # batches it is estimated; the worker then predicts the exact setting. Only the newest
-# question waits; there is no queue. An outdated prediction is stopped only if it runs for
-# long, because a new worker takes seconds to start. While nothing is asked for, the worker
-# predicts the neighbours of the settings on screen, one after another, and then rests. No
-# widgets.
+# question waits; there is no queue. An outdated prediction is given up, unless the newest
+# question can be estimated from it and it does not take long. While nothing is asked for, the
+# worker predicts the neighbours of the settings on screen, one after another, and then rests;
+# it leaves them for whoever else waits for it. No widgets.
 
 SETTLE_SECONDS = 0.15  # a slider at rest for this long gets an exact prediction
-PATIENCE_SECONDS = 10.0  # an outdated prediction may run this long before its worker is replaced
+# an outdated prediction from which the newest question can be estimated may run this long
+PATIENCE_SECONDS = 10.0
 MOST_AHEAD = 12  # neighbours of one setting
 # a model whose predictions take longer has none made ahead: a question would wait behind them
 LONGEST_AHEAD_SECONDS = 4.0
 LOOK_AGAIN_SECONDS = 0.5  # whether a measurement is over, before a prediction ahead
-# a prediction made ahead that is younger than this is not stopped for a question, because it will
-# end before a new worker has started
-AHEAD_PATIENCE_SECONDS = 5.0
 
 
 class Forecasts:
@@ -594,10 +592,12 @@ class Forecasts:
             self._condition.notify_all()
 
     def is_overdue(self) -> bool:
-        """Whether the worker has worked for long on an outdated question."""
-        unwanted = self._closed or self._wanted is not None
-        patience = AHEAD_PATIENCE_SECONDS if self._is_ahead else PATIENCE_SECONDS
-        return unwanted and time.monotonic() - self._asked_at > patience
+        """Whether the worker is to leave its question: an outdated one, or one asked ahead."""
+        wanted, asked = self._wanted, self._asked
+        if wanted is None or asked is None:
+            return self._closed or (self._is_ahead and is_waited_for())
+        is_related = wanted.relatives == asked.relatives
+        return time.monotonic() - self._asked_at > (PATIENCE_SECONDS if is_related else 0.0)
 
     @property
     def _upcoming(self) -> Question | None:
@@ -662,7 +662,8 @@ class Forecasts:
         """Return whether there is something to predict now, or whether this is the end."""
         if self._closed or self._wanted is not None:
             return self._closed or not self._held
-        return self._upcoming is not None and not self._held and not is_measuring()
+        is_free = not (self._held or is_measuring() or is_predicting())
+        return self._upcoming is not None and is_free
 
     def _has_changed(self, newest: Question | None) -> bool:
         return self._closed or self._upcoming != newest or not self._may_begin()

@@ -39,6 +39,7 @@ START_SECONDS = 600.0  # importing torch takes 3 s of a free processor, and minu
 ENDED_WITH = "stopped, because its kernel or script ended"
 TOO_LONG = "raise timeout_seconds, or make the step smaller"
 NOT_STARTED = "other programs keep the processor busy: try again once they have ended"
+GIVE_UP_SECONDS = 1.0  # within which a worker leaves a prediction, or is killed
 BY_NAME = "on <module '__main__'"  # part of Python's error for a name that __main__ lacks
 OnProgress = Callable[[Progress], None]
 
@@ -49,6 +50,7 @@ class Lane:
     Attributes:
         is_predicting: whether the jobs are predictions; otherwise they run real steps.
         lock: held while a job runs, here or in the worker.
+        num_waiting: jobs that wait for it.
         owner: the thread that holds the lock.
         worker: None until it is first needed.
         stamps: of a person's own files that the worker which answered last had imported or read.
@@ -57,6 +59,7 @@ class Lane:
     def __init__(self, *, is_predicting: bool) -> None:
         self.is_predicting = is_predicting
         self.lock = threading.Lock()
+        self.num_waiting = 0
         self.owner: int | None = None
         self.worker: WorkerProcess | None = None
         self.stamps: dict[str, Stamp | None] = {}
@@ -77,9 +80,13 @@ class Lane:
 
         if not self.lock.acquire(blocking=False):
             tell(Progress(text="waiting for another run to end", fraction=0.0))
-            while not self.lock.acquire(timeout=POLL_SECONDS):
-                if cancel.is_set():
-                    raise Ended(Outcome.CANCELLED, "stopped before it began")
+            self.num_waiting += 1
+            try:
+                while not self.lock.acquire(timeout=POLL_SECONDS):
+                    if cancel.is_set():
+                        raise Ended(Outcome.CANCELLED, "stopped before it began")
+            finally:
+                self.num_waiting -= 1
 
         self.owner = threading.get_ident()
         try:
@@ -123,6 +130,16 @@ def is_measuring() -> bool:
     return measuring.lock.locked()
 
 
+def is_predicting() -> bool:
+    """Return whether a prediction is running, here or in the worker."""
+    return predicting.lock.locked()
+
+
+def is_waited_for() -> bool:
+    """Return whether a prediction waits for the end of the one that is running."""
+    return predicting.num_waiting > 0
+
+
 def prewarm() -> None:
     """Start the workers that are not running, without waiting for them."""
     _ensure([measuring, predicting])
@@ -161,7 +178,7 @@ def run(
         arguments: sent by cloudpickle.
         timeout_seconds: counted from when the worker takes the job.
         on_progress: called in this thread.
-        cancel: once set, the worker is killed.
+        cancel: once set, the job is given up, and the worker is killed if it works on.
         guard_bytes: see `memlab.runtime.wire.Job`.
 
     Raises:
@@ -197,18 +214,21 @@ def _converse(
 ) -> Any:
     tried_again = False
     while True:
-        worker = lane.ensure()
+        worker, is_sent = lane.ensure(), False
         try:
             if worker.doing == STARTING:
                 tell(Progress(text="starting the worker", fraction=0.0))
                 _receive(worker, _check(worker, START_SECONDS, cancel, NOT_STARTED), tell)
             check = _check(worker, timeout_seconds, cancel, TOO_LONG)
             worker.send(job, check)
+            is_sent = True
             kind, value = _receive(worker, check, tell)
         except Ended as ended:
             if leaving.is_set():
                 raise Ended(Outcome.CANCELLED, ENDED_WITH) from None
-            lane.replace()
+            is_cancelled = ended.outcome is Outcome.CANCELLED and lane.is_predicting
+            if not (is_cancelled and is_sent and _gives_up(worker)):
+                lane.replace()
             if ended.outcome is not Outcome.CRASHED or worker.doing != TAKING or tried_again:
                 raise
             tried_again = True  # the worker died while idle, before it had read the job
@@ -231,6 +251,18 @@ def _converse(
             raise Ended(Outcome.FAILED, _unloadable(value))
 
         raise Ended(Outcome.FAILED, f"memlab failed while {worker.doing}: {value}")
+
+
+def _gives_up(worker: WorkerProcess) -> bool:
+    """Return whether a worker left its prediction at once, and so need not be replaced.
+
+    A new one would have to import the workload's libraries again.
+    """
+    check = _check(worker, GIVE_UP_SECONDS, threading.Event(), TOO_LONG)
+    with contextlib.suppress(Ended):
+        worker.give_up(check)
+        return _receive(worker, check, lambda _: None)[0] in ("result", "raised")
+    return False
 
 
 def _unloadable(error: str) -> str:

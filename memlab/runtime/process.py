@@ -27,7 +27,17 @@ from memlab.running import Ended, Progress, out_of_memory
 from memlab.runtime import keeper as keeping
 from memlab.runtime import start
 from memlab.runtime.sending import Stamp, for_worker
-from memlab.runtime.wire import KINDS, LOST_STATUS, Channel, Check, Garbage, Job, beginning, bridged
+from memlab.runtime.wire import (
+    GIVE_UP,
+    KINDS,
+    LOST_STATUS,
+    Channel,
+    Check,
+    Garbage,
+    Job,
+    beginning,
+    bridged,
+)
 
 # A process with a keeper, seen from its caller: start it, watch it, kill it with descendants.
 #
@@ -292,6 +302,11 @@ class WorkerProcess:
         self.doing = TAKING
         with contextlib.suppress(OSError, EOFError):  # who is gone is noticed by the next read
             self.channel.send_checked(self.number, pickle.dumps(job), check, self.has_ended)
+
+    def give_up(self, check: Check) -> None:
+        """Ask the worker to answer now, without a result; `check` as for `send`."""
+        with contextlib.suppress(OSError, EOFError):
+            self.channel.send_checked(self.number, GIVE_UP, check, self.has_ended)
 
     def receive(self, check: Check) -> tuple[str, Any]:
         """Return the next message of the job; `check` is called meanwhile, and may raise.

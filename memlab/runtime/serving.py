@@ -42,6 +42,7 @@ from memlab.runtime.standard_library import StandardLibrary
 from memlab.runtime.unchanged import WorkerState
 from memlab.runtime.verify import verify_in_process
 from memlab.runtime.wire import (
+    GIVE_UP,
     LOST_STATUS,
     PREDICTING,
     WITH_RANKS,
@@ -233,6 +234,8 @@ def serve(line: int | list[int], standard_library: StandardLibrary) -> None:
         except (EOFError, OSError, Garbage):
             return
 
+        if content == GIVE_UP:  # of a job that was answered meanwhile
+            continue
         if number == 0:  # no job yet, but which jobs will come
             is_predicting = pickle.loads(content)
             if is_predicting:
@@ -250,7 +253,8 @@ def serve(line: int | list[int], standard_library: StandardLibrary) -> None:
         os.write(log, beginning(number).encode())
         standard_library.shadowed = frozenset(job.own_files)
         started_ns = time.time_ns()
-        answer = _serve(job, _reporter(channel, number), state)
+        gives_up = job.function in PREDICTING
+        answer = _serve(job, _reporter(channel, number, gives_up=gives_up), state)
         sources.note(started_ns, job.path, job.folder)
         if job.function == "measure" and channel.is_own():
             remember(job.step, answer[1], sources.stamps)
@@ -277,11 +281,17 @@ def _is_followed(function: str, channel: Channel) -> bool:
     return function in PREDICTING and channel.has_unread(within_seconds=NEXT_SECONDS)
 
 
-def _reporter(channel: Channel, number: int) -> Report:
-    """Return a function that sends the progress of one job."""
+class GivenUp(BaseException):
+    """The caller no longer wants the answer. No `except Exception` of a model catches it."""
+
+
+def _reporter(channel: Channel, number: int, *, gives_up: bool) -> Report:
+    """Return a function that sends the progress of one job, and may end it for the caller."""
 
     def report(progress: Progress) -> None:
         _send(channel, number, ("progress", progress))
+        if gives_up and channel.has_unread():  # nothing else is sent to a worker that works
+            raise GivenUp
 
     return report
 

@@ -224,6 +224,7 @@ def bridged(reads: BinaryIO, writes: BinaryIO, when_over: Callable[[], None]) ->
 
 KINDS = frozenset({"ready", "progress", "sources", "stale", "result", "raised", "unloadable"})
 """Kinds of messages."""
+GIVE_UP = b""  # what a caller sends that no longer wants the answer
 LOST_STATUS = 76  # exit status of a worker that cannot answer, because its socket was closed
 PREDICTING = frozenset(
     {

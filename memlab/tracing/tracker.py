@@ -169,14 +169,20 @@ SCRIPTED = (
 )
 DEVICE_OF = torch.ops.prim.device.default
 NO_OPERATORS = ("prim", "profiler")  # questions about a tensor, annotations
+OPERATORS_A_BEAT = 500  # a tenth of a second or more
 
 
 class Tracker(TorchDispatchMode):
-    """Sees every operator of a fake run; phases and modules are marked as for a `Meter`."""
+    """Sees every operator of a fake run; phases and modules are marked as for a `Meter`.
+
+    Attributes:
+        beat: called now and then while it sees operators; what it raises ends the run.
+    """
 
     def __init__(self, device_type: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device_type = device_type
+        self.beat: Callable[[], None] = lambda: None
         self.guesses = Guesses()
         self.draws = Draws()
         self.streams = Streams()
@@ -335,6 +341,8 @@ class Tracker(TorchDispatchMode):
             return
         recording = self.recording
         number = len(recording.operators)
+        if number % OPERATORS_A_BEAT == 0:
+            self.beat()
         interval = len(recording.intervals) - 1
         module, forward = self._origin(number)
         if self.device_type == "cpu":  # where a number's tensor lies

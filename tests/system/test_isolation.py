@@ -1,5 +1,6 @@
 """The worker: whatever a step does to its process is an outcome, and the caller lives on."""
 
+import contextlib
 import ctypes
 import os
 import subprocess
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from memlab import MemlabError, StepConfig, Workload, measure, predict, verify
-from memlab.api import inspect_workload
+from memlab.api import inspect_workload, predict_with_size_model
 from memlab.runtime import isolation
 from memlab.runtime.serving import FUNCTIONS
 from tests import ROOT
@@ -162,6 +163,26 @@ def test_stop_ends_a_run_without_waiting_for_it():
     assert "stopped" in result.message
     assert time.monotonic() - times[0] < 60
     assert_worker_is_back()
+
+
+def test_a_prediction_that_is_given_up_leaves_its_worker():
+    """Even of a model that never ends and passes over every error."""
+
+    def endless(model, batch):
+        outputs = model(batch)
+        while True:
+            with contextlib.suppress(Exception):
+                outputs = outputs + 1
+
+    known = predict(linear(), StepConfig(), "cpu").peak_allocated_bytes
+    worker, cancel = isolation.predicting.worker, threading.Event()
+    workload = made_of(lambda: nn.Linear(3, 3), (3,), endless)
+    timer = threading.Timer(0.5, cancel.set)
+    timer.start()
+    found = predict_with_size_model(workload, StepConfig(), "cpu", cancel=cancel).result
+    assert found.outcome == "cancelled"
+    assert predict(linear(), StepConfig(), "cpu").peak_allocated_bytes == known
+    assert isolation.predicting.worker is worker
 
 
 @pytest.mark.parametrize("isolate", [True, False])

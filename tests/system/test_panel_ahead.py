@@ -1,5 +1,6 @@
 """Predictions made ahead: one after another while nothing is asked for, and then nothing more."""
 
+import dataclasses
 import threading
 import time
 
@@ -77,7 +78,7 @@ def test_a_question_comes_before_neighbours_which_are_dropped(made, monkeypatch)
 
 def test_a_neighbour_that_takes_long_is_stopped_for_a_question(made, monkeypatch):
     found, arrived = made
-    monkeypatch.setattr(questions, "AHEAD_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(questions, "PATIENCE_SECONDS", 0.05)
 
     def endless(config, cancel):
         while config.batch_size == 4 and not cancel.is_set():
@@ -94,9 +95,42 @@ def test_a_neighbour_that_takes_long_is_stopped_for_a_question(made, monkeypatch
     assert of_estimates(arrived) == [8, 2]
 
 
+def test_what_tells_nothing_of_the_question_is_left_at_once(made, monkeypatch):
+    found, arrived = made
+
+    def endless(config, cancel):
+        until(lambda: config.precision == "bf16" or cancel.is_set())
+        stopped = Outcome.CANCELLED if cancel.is_set() else Outcome.OK
+        return predicted(config=config, outcome=stopped)
+
+    worker(monkeypatch, endless)
+    found.ask(question(8))
+    until(lambda: found._asked is not None)
+    half = dataclasses.replace(question(8).config, precision="bf16")
+    found.ask(dataclasses.replace(question(8), config=half))
+    assert found.wait(PATIENCE_SECONDS)
+    assert [one.question.config.precision for one in arrived] == ["bf16"]
+
+
+def test_a_neighbour_is_left_for_whoever_waits_for_the_worker(made, monkeypatch):
+    found, _ = made
+
+    def endless(config, cancel):
+        until(lambda: config.batch_size == 8 or cancel.is_set())
+        stopped = Outcome.CANCELLED if cancel.is_set() else Outcome.OK
+        return predicted(config=config, outcome=stopped)
+
+    calls = worker(monkeypatch, endless)
+    answered(found, 8)
+    found.ahead([question(4)])
+    until(lambda: sizes(calls) == [8, 4])
+    monkeypatch.setattr(isolation.predicting, "num_waiting", 1)
+    assert found.wait(PATIENCE_SECONDS)
+
+
 def test_a_question_that_is_being_predicted_ahead_is_not_stopped(made, monkeypatch):
     found, _ = made
-    monkeypatch.setattr(questions, "AHEAD_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(questions, "PATIENCE_SECONDS", 0.0)
     go, stopped = threading.Event(), []
 
     def slow(config, cancel):
