@@ -44,8 +44,8 @@ test("the first change is sent at once, others together, the last always", (cont
   context.mock.timers.enable({ apis: ["setTimeout"] });
   /** @type {object[]} */
   const sent = [];
-  const outbox = new Outbox((changes) => sent.push(changes), 80);
-  for (let batch_size = 1; batch_size <= 10; batch_size += 1) {
+  const outbox = new Outbox((changes) => sent.push(changes), 80, 200);
+  for (let batch_size = 1; batch_size <= 15; batch_size += 1) {
     outbox.add({ batch_size });
     context.mock.timers.tick(20);
   }
@@ -53,12 +53,11 @@ test("the first change is sent at once, others together, the last always", (cont
   context.mock.timers.tick(80);
   assert.deepEqual(sent, [
     { batch_size: 1 },
-    { batch_size: 4 },
-    { batch_size: 8 },
-    { batch_size: 10, precision: "bf16" },
+    { batch_size: 10 },
+    { batch_size: 15, precision: "bf16" },
   ]);
   context.mock.timers.tick(1000);
-  assert.equal(sent.length, 4, "nothing is sent twice");
+  assert.equal(sent.length, 3, "nothing is sent twice");
 });
 
 test("a store undoes every setting, and tells what has changed", () => {

@@ -172,7 +172,7 @@ export class Kernel {
 
   close() {
     this.outbox.flush();
-    clearTimeout(this.outbox.timer);
+    this.outbox.clear();
     clearTimeout(this.silence);
     this.tell({ type: "open", by: this.id, panes: [] });
     for (const [name, act] of this.handlers) this.model.off(name, act);

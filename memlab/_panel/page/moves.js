@@ -7,7 +7,8 @@
  */
 
 const FORGET_MS = 5000; // a change that the kernel never confirms, since another replaced it there
-const INTERVAL_MS = 80; // between two messages while a slider moves
+const INTERVAL_MS = 80; // after which a slider rests
+const MOST_MS = 400; // between two messages while it moves: the page computes, the kernel follows
 
 export class Moves {
   /** The number of the last move. */
@@ -53,38 +54,53 @@ export class Moves {
   }
 }
 
-/** Sends the first change at once, then what has come together every 80 ms, the last one always. */
+/**
+ * Sends the first change at once, then what has come together: once a slider rests, and now and
+ * then while it moves.
+ */
 export class Outbox {
   /** @type {Fields} */
   waiting = {};
-  timer = /** @type {any} */ (undefined);
+  rest = /** @type {any} */ (undefined);
+  latest = /** @type {any} */ (undefined);
 
-  /** @param {(changes: Fields) => void} send @param {number} [interval] milliseconds */
-  constructor(send, interval = INTERVAL_MS) {
+  /**
+   * @param {(changes: Fields) => void} send
+   * @param {number} [interval] milliseconds
+   * @param {number} [most] milliseconds
+   */
+  constructor(send, interval = INTERVAL_MS, most = MOST_MS) {
     this.send = send;
     this.interval = interval;
+    this.most = most;
   }
 
   /** @param {Fields} changes */
   add(changes) {
     Object.assign(this.waiting, changes);
-    if (this.timer === undefined) this.flush();
+    if (this.rest === undefined) this.flush();
+    else this.wait();
   }
 
   flush() {
-    clearTimeout(this.timer);
-    this.timer = undefined;
-    if (!Object.keys(this.waiting).length) return;
     const changes = this.waiting;
-    this.waiting = {};
-    this.timer = setTimeout(() => this.flush(), this.interval);
+    this.clear();
+    if (!Object.keys(changes).length) return;
+    this.wait();
     this.send(changes);
+  }
+
+  wait() {
+    clearTimeout(this.rest);
+    this.rest = setTimeout(() => this.flush(), this.interval);
+    this.latest ??= setTimeout(() => this.flush(), this.most);
   }
 
   /** Forgets what waits, which was sent otherwise. */
   clear() {
-    clearTimeout(this.timer);
-    this.timer = undefined;
+    clearTimeout(this.rest);
+    clearTimeout(this.latest);
+    this.rest = this.latest = undefined;
     this.waiting = {};
   }
 }
