@@ -107,6 +107,8 @@ def test_keys_on_a_control_do_nothing_to_the_cell(page, panel):
 @pytest.mark.slow
 def test_tab_goes_through_the_controls_in_reading_order(page, panel):
     settle(panel)
+    # the number format of the model is found beside its prediction
+    panel.get_by_text("as built", exact=True).wait_for(state="detached")
     panel.get_by_label("Workload").focus()
     seen = []
     while "check gradients" not in seen and len(seen) < MOST_TABS:
