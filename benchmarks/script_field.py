@@ -35,7 +35,7 @@ from benchmarks import report
 TABLE = Path(__file__).with_name("data") / "script_field.toml"
 CARD = "t4"
 MOST_SECONDS = 240
-WORDS = "the king and queen of lords shall speak now to thee my liege with sword in hand".split()
+WORDS = "O God, O God! the king and queen of lords shall speak now to thee my liege".split()
 SPECIAL = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", "[EOS]"]
 PIXELS = 96
 CHAT = (
@@ -369,14 +369,14 @@ def main() -> None:
     """Run all scripts of the table, or those whose repository and path have a word in them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("clones", type=Path, help="folder of the repositories' clones")
-    parser.add_argument("--only", default="", help="a part of a script's repository and path")
+    parser.add_argument("--only", default=("",), nargs="*", help="parts of repository and path")
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks/script_field.json"))
     given = parser.parse_args()
     before = report.environment()
     table = tomllib.loads(TABLE.read_text())
     rows = []
     for row in table["script"]:
-        if given.only in f"{row['repository']}/{row['path']}":
+        if any(part in f"{row['repository']}/{row['path']}" for part in given.only):
             random.seed(0)
             np.random.seed(0)
             found = row_of(row, given.clones.resolve())

@@ -22,7 +22,7 @@ from memlab.tracing.person_script import Script
 KINDS = (".py", ".ipynb")
 
 
-@checked(memory_limit=size, timeout_seconds=seconds, steps=count(1))
+@checked(memory_limit=size, timeout_seconds=seconds, steps=count(1), nproc_per_node=count(1))
 @shows_progress
 def run_script(
     path: str | os.PathLike[str],
@@ -31,6 +31,7 @@ def run_script(
     *,
     is_module: bool = False,
     steps: int = 3,
+    nproc_per_node: int | None = None,
     memory_limit: int | str | None = None,
     writes: bool = False,
     timeout_seconds: float = 600,
@@ -52,6 +53,8 @@ def run_script(
         device: as for `memlab.predict`.
         is_module: whether `path` is the name of a module.
         steps: updates of its optimizers after which a training loop has shown what it does.
+        nproc_per_node: ranks as which `torchrun` would start the script. It runs as the first of
+            them, in a process group whose collectives move nothing.
         memory_limit: bytes, or text such as "2GiB": the script finds no more on its card, and on a
             CPU each stage is compared with it. None is what PyTorch can reserve on the card.
         writes: whether the script may write its files. Without it they go to a folder that is
@@ -91,6 +94,7 @@ def run_script(
         is_module=is_module,
         steps=steps,
         writes=writes,
+        ranks=nproc_per_node,
     )
     asked: dict[str, Any] = {"script": script, "target": target, "memory_limit": limit}
     try:

@@ -19,6 +19,7 @@ import inspect
 import io
 import os
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -42,6 +43,7 @@ QUIET = {
 CACHES = {"HF_DATASETS_CACHE": "~/.cache/huggingface/datasets"}  # that a library in C opens
 STARTS = {"subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn",
           "os.spawn"}  # fmt: skip
+HERE = (None, "", "localhost", "127.0.0.1", "::1", socket.gethostname())
 NO_PROCESS = (
     "a script does not start processes while memlab runs it over tensors without memory; for ranks "
     "that it would spawn itself give --nproc-per-node"
@@ -270,7 +272,8 @@ class _OutsideGuard:
             return
         if event in STARTS:
             raise PermissionError(NO_PROCESS)
-        if event == "socket.connect" and isinstance(given[1], tuple):
+        is_asking = event == "socket.connect" and isinstance(given[1], tuple)
+        if is_asking or (event == "socket.getaddrinfo" and given[0] not in HERE):
             raise ConnectionRefusedError(NO_HOST)
         is_writing = event == "open" and isinstance(given[2], int) and given[2] & WRITING
         if is_writing and self._overlay is not None and self._overlay.is_of_person(given[0]):
