@@ -43,7 +43,8 @@ CHAT = (
     "{{ eos_token }}{% endfor %}"
 )
 METRIC = """
-import datasets, evaluate
+import datasets
+import evaluate
 class Accuracy(evaluate.Metric):
     def _info(self):
         kind = datasets.Value("int64")

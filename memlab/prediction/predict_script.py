@@ -159,7 +159,7 @@ def _notes(recorded: ScriptRecording, script: Script) -> tuple[str, ...]:
         )
     if not recorded.updates:
         found.append("No update of weights was seen: the script does not train.")
-    if script.ranks is not None:
+    if script.ranks:
         found.append(
             f"It ran as the first of {script.ranks} ranks, whose collectives moved nothing: ranks "
             "that hold something else are not in these numbers."

@@ -225,6 +225,7 @@ def bridged(reads: BinaryIO, writes: BinaryIO, when_over: Callable[[], None]) ->
 KINDS = frozenset({"ready", "progress", "sources", "stale", "result", "raised", "unloadable"})
 """Kinds of messages."""
 LOST_STATUS = 76  # exit status of a worker that cannot answer, because its socket was closed
+SCRIPT = "predict_script"  # a worker that has run a person's script is not used again
 PREDICTING = frozenset(
     {
         "predict",
@@ -235,7 +236,7 @@ PREDICTING = frozenset(
         "per_sample",
         "loss",
         "predict_run",
-        "predict_script",
+        SCRIPT,
     }
 )
 """Functions that run no real step."""

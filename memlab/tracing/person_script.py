@@ -76,7 +76,8 @@ class Script:
         is_module: whether `path` is the name of a module, as for `python -m`.
         steps: updates after which training has shown what it does.
         writes: whether it may write its files where it would.
-        ranks: as which the script is started by `torchrun`, the first of them; None without it.
+        home: folder in which what it writes is kept while it runs; "" for the system's.
+        ranks: as which the script is started by `torchrun`, the first of them; 0 without it.
     """
 
     path: str
@@ -84,7 +85,8 @@ class Script:
     is_module: bool = False
     steps: int = 3
     writes: bool = False
-    ranks: int | None = None
+    home: str = ""
+    ranks: int = 0
 
 
 class ScriptBlocks(LiveBlocks):
@@ -319,7 +321,7 @@ def record_script(
                 ended.append(out_of_memory(place, str(error).partition(" See doc")[0].rstrip(".")))
             except (KeyError, ValueError) as error:
                 said_of_ranks = of_ranks(Path(script.path).name, error)
-                if script.ranks is not None or not said_of_ranks:
+                if script.ranks or not said_of_ranks:
                     raise
                 raise UnsupportedError(said_of_ranks) from error
             except SystemExit as error:
@@ -332,7 +334,7 @@ def record_script(
             intervals[:] = [dataclasses.replace(each, step=0) for each in intervals]
         tracker.mark(len(course.names) - 1, Phase.TEARDOWN, 0)
 
-    with tempfile.TemporaryDirectory(prefix="memlab-run-") as folder:
+    with tempfile.TemporaryDirectory(prefix="memlab-run-", dir=script.home or None) as folder:
         recording = record_fake(run, tracker)
     return ScriptRecording(
         recording=recording,

@@ -30,8 +30,8 @@ NO_RANKS = (
 
 
 @contextlib.contextmanager
-def as_first_rank(ranks: int | None, tracker: Tracker) -> Iterator[None]:
-    """Let a script find itself the first of so many ranks, or become it when it spawns them.
+def as_first_rank(ranks: int, tracker: Tracker) -> Iterator[None]:
+    """Let a script find itself the first of so many ranks (0: of none), or of those it spawns.
 
     Raises:
         UnsupportedError: as for `alone_among`.
@@ -67,7 +67,7 @@ def as_first_rank(ranks: int | None, tracker: Tracker) -> Iterator[None]:
             function(0, *args)
 
         replace(torch.multiprocessing, "spawn", spawn)
-        if ranks is not None:
+        if ranks:
             open_group(ranks)
         yield
 

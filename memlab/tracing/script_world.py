@@ -40,7 +40,12 @@ QUIET = {
     "TOKENIZERS_PARALLELISM": "false", "HF_DEACTIVATE_ASYNC_LOAD": "1",
     "TORCH_COMPILE_DISABLE": "1",
 }  # fmt: skip
-CACHES = {"HF_DATASETS_CACHE": "~/.cache/huggingface/datasets"}  # that a library in C opens
+CACHES = {  # which a library in C opens, or Python's own import
+    "HF_DATASETS_CACHE": "~/.cache/huggingface/datasets",
+    "HF_MODULES_CACHE": "~/.cache/huggingface/modules",
+    "HF_EVALUATE_CACHE": "~/.cache/huggingface/evaluate",
+    "HF_METRICS_CACHE": "~/.cache/huggingface/metrics",
+}
 STARTS = {"subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn",
           "os.spawn"}  # fmt: skip
 HERE = (None, "", "localhost", "127.0.0.1", "::1", socket.gethostname())
