@@ -11,7 +11,7 @@ between the script and PyTorch, in both directions:
     torch.cuda.memory_allocated()         `LiveAllocator`, which serves each tensor as it is made
 
 Code of torch itself, such as its optimizers, asks for `device` too, and gets the stand-in's name.
-Left out: `torch.Generator("cuda")` draws on the CPU, and graphs of CUDA are refused.
+Left out: graphs of CUDA are refused.
 """
 
 from __future__ import annotations
@@ -205,6 +205,7 @@ def _replaced(
         )
     for name in OLD_TYPES:
         yield cuda, name, _OldType(name, (), {"on_host": getattr(torch, name)})
+    yield torch, "Generator", _Generator
     yield torch.nn.DataParallel, "forward", _on_the_only_card
     yield torch.version, "cuda", CUDA_VERSION
     yield *ENGINE, functools.partial(_run_in, named, getattr(*ENGINE))
@@ -313,6 +314,21 @@ def _answers(card: Card | None, allocator: LiveAllocator, streams: Streams) -> d
         "nvtx": SimpleNamespace(range_push=nothing, range_pop=nothing, mark=nothing,
                                 range=lambda *_, **__: contextlib.nullcontext()),
     }  # fmt: skip
+
+
+class _Generator(torch.Generator):
+    """`torch.Generator("cuda")`: numbers of the card have no values, so it is one of the host."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return super().__new__(cls)
+
+    def __init__(self, device: Any = "cpu") -> None:
+        self._device = torch.device(device)
+
+    @property
+    def device(self) -> torch.device:
+        """The device that it was asked for."""
+        return self._device
 
 
 class _OldType(type):

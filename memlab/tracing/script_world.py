@@ -23,6 +23,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ CACHES = {  # which a library in C opens, or Python's own import
     "HF_EVALUATE_CACHE": "~/.cache/huggingface/evaluate",
     "HF_METRICS_CACHE": "~/.cache/huggingface/metrics",
 }
+CHANGES = {"os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod"}
 STARTS = {"subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn",
           "os.spawn"}  # fmt: skip
 HERE = (None, "", "localhost", "127.0.0.1", "::1", socket.gethostname())
@@ -57,7 +59,7 @@ NO_HOST = "no other host is asked while memlab runs a script; make its data avai
 NO_WRITE = "{path} is not written while memlab runs a script; --write allows it"
 
 
-_open, _unlink = open, os.unlink  # not those that a script finds
+_open, _unlink, _readlink, _listdir = open, os.unlink, os.readlink, os.listdir  # not those that a script finds
 
 
 class Overlay:
@@ -80,7 +82,8 @@ class Overlay:
         real = self._real(path)
         if real is None or not (self._is_made(real) or self._is_made(os.path.dirname(real))):
             return path
-        return self.root + real
+        own = self.root + real
+        return path if _is_link_to(own, real) else own
 
     def writing(self, path: Any, *, keeps: bool = True) -> Any:
         """Return where a file is written; with `keeps` what it holds is there already."""
@@ -101,6 +104,13 @@ class Overlay:
     def is_of_person(self, path: Any) -> bool:
         """Return whether a path is outside of the run's own folder."""
         return self._real(path) is not None
+
+    def leads_out(self, path: Any) -> bool:
+        """Return whether a path in the run's own folder leads to a person's file by a link."""
+        if not isinstance(path, str | bytes | os.PathLike):
+            return False
+        text = os.path.abspath(os.fsdecode(path))
+        return self._is_inside(text) and not self._is_inside(os.path.realpath(os.path.dirname(text)))
 
     def _real(self, path: Any) -> str | None:
         """Return the absolute path of a person's file; None for what is none, or the run's own."""
@@ -124,18 +134,74 @@ class Overlay:
     def _make(self, folder: str) -> None:
         if self._is_made(folder) or not os.path.isdir(folder):
             return
+        for above in reversed(Path(folder).parents):  # nothing is made behind a link
+            if os.path.islink(self.root + str(above)):
+                self._make(str(above))
         own = self.root + folder
         if os.path.islink(own):
             os.unlink(own)
         os.makedirs(own, exist_ok=True)
-        for name in os.listdir(folder):
+        for name in _listdir(folder):
             if not os.path.lexists(os.path.join(own, name)):
                 os.symlink(os.path.join(folder, name), os.path.join(own, name))
         self._made.add(folder)
 
 
+def _is_link_to(own: str, real: str) -> bool:
+    """Return whether a path of the run is a link that stands for a person's file or folder."""
+    return os.path.islink(own) and _readlink(own) == real
+
+
+class _Entry:
+    """An entry of a folder of the run, as the person's own folder would have it."""
+
+    def __init__(self, entry: os.DirEntry[str], folder: Any) -> None:
+        self.name, self.path = entry.name, os.path.join(os.fsdecode(folder), entry.name)
+        self._entry = entry
+        self._real = os.path.abspath(self.path)
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    def is_symlink(self) -> bool:
+        """Return whether it is a link of the person's or the script's."""
+        is_ours = _is_link_to(self._entry.path, self._real)
+        return os.path.islink(self._real) if is_ours else self._entry.is_symlink()
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        """Return whether it is a folder."""
+        return self._entry.is_dir() and (follow_symlinks or not self.is_symlink())
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        """Return whether it is a file."""
+        return self._entry.is_file() and (follow_symlinks or not self.is_symlink())
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Return what the system knows of it."""
+        return os.stat(self.path, follow_symlinks=follow_symlinks)
+
+    def inode(self) -> int:
+        """Return its number."""
+        return self.stat(follow_symlinks=False).st_ino
+
+
+class _Entries(contextlib.ExitStack):
+    """What `os.scandir` returns for a folder of the run."""
+
+    def __init__(self, entries: Any, folder: Any) -> None:
+        super().__init__()
+        self.enter_context(entries)
+        self._entries, self._folder = entries, folder
+
+    def __iter__(self) -> Iterator[_Entry]:
+        return self
+
+    def __next__(self) -> _Entry:
+        return _Entry(next(self._entries), self._folder)
+
+
 READING = (
-    "stat", "lstat", "statvfs", "access", "listdir", "scandir", "readlink", "chdir", "pathconf",
+    "stat", "lstat", "statvfs", "access", "listdir", "readlink", "chdir", "pathconf",
     "listxattr", "getxattr",
 )  # fmt: skip
 WRITING_ONE = ("mkdir", "rmdir", "remove", "unlink", "chmod", "utime", "truncate", "chown")
@@ -144,7 +210,7 @@ WRITING_TWO = ("rename", "replace", "link", "symlink")
 
 def _files(overlay: Overlay) -> Iterator[tuple[Any, str, Any]]:
     """Yield what is replaced, so that files are read and written in the overlay."""
-    own_open, os_open = io.open, os.open
+    own_open, os_open, os_scandir = io.open, os.open, os.scandir
 
     def opened(file: Any, mode: str = "r", *more: Any, **options: Any) -> Any:
         writes = any(letter in mode for letter in "wax+")
@@ -170,7 +236,12 @@ def _files(overlay: Overlay) -> Iterator[tuple[Any, str, Any]]:
         return own(first, overlay.writing(target, keeps=False), *more, **options)
 
     own_symlink = os.symlink
+    def scanned(path: Any = ".") -> Any:
+        place = overlay.reading(path)
+        return os_scandir(path) if place is path else _Entries(os_scandir(place), path)
+
     yield builtins, "open", opened
+    yield os, "scandir", scanned
     yield io, "open", opened
     yield os, "open", opened_by_flags
     for names, function in ((READING, read), (WRITING_ONE, written), (WRITING_TWO, both)):
@@ -280,6 +351,8 @@ class _OutsideGuard:
         is_asking = event == "socket.connect" and isinstance(given[1], tuple)
         if is_asking or (event == "socket.getaddrinfo" and given[0] not in HERE):
             raise ConnectionRefusedError(NO_HOST)
+        if event in CHANGES and self._overlay is not None and self._overlay.leads_out(given[0]):
+            raise PermissionError(NO_WRITE.format(path=given[0]))
         is_writing = event == "open" and isinstance(given[2], int) and given[2] & WRITING
         if is_writing and self._overlay is not None and self._overlay.is_of_person(given[0]):
             raise PermissionError(NO_WRITE.format(path=given[0]))
