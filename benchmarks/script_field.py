@@ -69,7 +69,7 @@ def _picture(path: Path) -> None:
 
 def text(path: Path) -> None:
     """Make a file of sentences."""
-    path.write_text("\n".join(_sentence() for _ in range(800)))
+    path.write_text("\n".join(_sentence() for _ in range(3000)))
 
 
 def lines(path: Path) -> None:
@@ -127,10 +127,10 @@ def masks(path: Path) -> None:
 
 
 def images(path: Path) -> None:
-    """Make pictures of two classes, in folders for training and validation."""
+    """Make pictures of six classes, in folders for training and validation."""
     for part, count in (("train", 24), ("val", 12)):
         for number in range(count):
-            _picture(path / part / "ab"[number % 2] / f"{number}.jpg")
+            _picture(path / part / "abcdef"[number % 6] / f"{number}.jpg")
 
 
 def pets(path: Path) -> None:
@@ -145,6 +145,33 @@ def captioned(path: Path) -> None:
     with (path / "metadata.jsonl").open("w") as file:
         for each in sorted(path.glob("*.jpg")):
             file.write(json.dumps({"file_name": each.name, "text": _sentence(5)}) + "\n")
+
+
+def weights(path: Path) -> None:
+    """Make the file of weights that torchvision would download for a model: `resnet50/IMAGENET1K_V1`."""
+    import torch
+    from torchvision import models
+
+    made = models.get_model(path.parent.name)
+    url = models.get_model_weights(path.parent.name)[path.name].url
+    torch.save(made.state_dict(), _cache("TORCH_HOME", "hub/checkpoints", url.rpartition("/")[2]))
+
+
+def hub(path: Path) -> None:
+    """Make the file of weights that timm would download for a model: `resnet50d/ra2_in1k`."""
+    import timm
+    from safetensors.torch import save_file
+
+    name = f"models--timm--{path.parent.name}.{path.name}"
+    _cache("HF_HOME", f"hub/{name}/refs", "main").write_text("made")
+    state = timm.create_model(path.parent.name).state_dict()
+    save_file(state, _cache("HF_HOME", f"hub/{name}/snapshots/made", "model.safetensors"))
+
+
+def _cache(variable: str, folder: str, name: str) -> Path:
+    place = Path(os.environ[variable]) / folder
+    place.mkdir(parents=True, exist_ok=True)
+    return place / name
 
 
 def waves(path: Path) -> None:
@@ -320,7 +347,7 @@ def diffuser(path: Path) -> None:
 MAKERS: dict[str, Callable[[Path], None]] = {
     made.__name__: made
     for made in (
-        text, lines, tokens, wikitext, mnist, pictures, masks, images, pets, captioned, waves, cora,
+        text, lines, tokens, wikitext, mnist, pictures, masks, images, pets, captioned, waves, weights, hub, cora,
         coco, pairs, mrpc, chats, preferred, accuracy, gpt2, llama, bert, vit, diffuser,
     )
 }  # fmt: skip
@@ -329,6 +356,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
 def row_of(row: dict[str, str], clones: Path) -> dict[str, Any]:
     """Return how one script ended, and its peak."""
     with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {name: str(Path(folder) / name) for name in ("TORCH_HOME", "HF_HOME")}
         name = row["repository"].rpartition("/")[2]
         shutil.copytree(clones / name, Path(folder) / name, symlinks=True)
         script = Path(folder) / name / row["path"]
@@ -341,7 +369,7 @@ def row_of(row: dict[str, str], clones: Path) -> dict[str, Any]:
         if "python_path" in row:
             paths.append(str((script.parent / row["python_path"]).resolve()))
         command = [sys.executable, "-m", "memlab", "run", "--json", "--device", CARD, "--timeout",
-                   str(MOST_SECONDS), script.name, *shlex.split(row.get("arguments", ""))]  # fmt: skip
+                   str(MOST_SECONDS), *row.get("options", "").split(), script.name, *shlex.split(row.get("arguments", ""))]  # fmt: skip
         start = time.perf_counter()
         done = subprocess.run(
             command, cwd=script.parent, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},

@@ -328,8 +328,8 @@ def record_script(
                 if error.code not in (None, 0):
                     raise UnsupportedError(_of_exit(script, error.code, said.text)) from error
                 ended.append("")
-        if not course.names:  # it does nothing but build
-            course.names.append(BETWEEN)
+        if all(name == BETWEEN for name in course.names):  # it does nothing but build
+            course.names[:] = [BETWEEN]
             intervals = tracker.recording.intervals
             intervals[:] = [dataclasses.replace(each, step=0) for each in intervals]
         tracker.mark(len(course.names) - 1, Phase.TEARDOWN, 0)
