@@ -59,7 +59,8 @@ NO_HOST = "no other host is asked while memlab runs a script; make its data avai
 NO_WRITE = "{path} is not written while memlab runs a script; --write allows it"
 
 
-_open, _unlink, _readlink, _listdir = open, os.unlink, os.readlink, os.listdir  # not those that a script finds
+_open, _unlink, _readlink, _listdir = open, os.unlink, os.readlink, os.listdir
+_getcwd = os.getcwd  # all of these are not what a script finds
 
 
 class Overlay:
@@ -80,10 +81,12 @@ class Overlay:
     def reading(self, path: Any) -> Any:
         """Return where a file or folder is found."""
         real = self._real(path)
-        if real is None or not (self._is_made(real) or self._is_made(os.path.dirname(real))):
+        if real is None:
             return path
+        is_ours = self._is_made(real) or self._is_made(os.path.dirname(real))
         own = self.root + real
-        return path if _is_link_to(own, real) else own
+        found = own if is_ours and not _is_link_to(own, real) else real
+        return os.fsencode(found) if isinstance(path, bytes) else found
 
     def writing(self, path: Any, *, keeps: bool = True) -> Any:
         """Return where a file is written; with `keeps` what it holds is there already."""
@@ -100,6 +103,15 @@ class Overlay:
                 with _open(there, "rb") as source, _open(own, "wb") as target:
                     shutil.copyfileobj(source, target)
         return own
+
+    def folder(self, path: str) -> str:
+        """Return the folder of the run that stands for a folder of the person."""
+        self._make(path)
+        return self.root + path
+
+    def folder_of_script(self) -> str:
+        """Return where the script finds itself."""
+        return _getcwd().removeprefix(self.root)
 
     def is_of_person(self, path: Any) -> bool:
         """Return whether a path is outside of the run's own folder."""
@@ -238,7 +250,7 @@ def _files(overlay: Overlay) -> Iterator[tuple[Any, str, Any]]:
     own_symlink = os.symlink
     def scanned(path: Any = ".") -> Any:
         place = overlay.reading(path)
-        return os_scandir(path) if place is path else _Entries(os_scandir(place), path)
+        return os_scandir(path) if place == path else _Entries(os_scandir(place), path)
 
     yield builtins, "open", opened
     yield os, "scandir", scanned
@@ -299,14 +311,13 @@ class _Checkpoints:
         if key := _key(file):
             self._held[key] = pytree.tree_map_only(torch.Tensor, outline, value)
 
-    def load(
-        self, own: Any, file: Any, map_location: Any = None, *more: Any, **options: Any
-    ) -> Any:
+    def load(self, own: Any, file: Any, *more: Any, **options: Any) -> Any:
         """Return what a file of this run holds, or read another one."""
         held = self._held.get(_key(file))
         if held is None:
-            return own(file, map_location, *more, **options)
-        device = map_location if isinstance(map_location, str | torch.device) else "cpu"
+            return own(file, *more, **options)
+        place = [*more, options.get("map_location"), options.get("device")]  # of either function
+        device = next((each for each in place if isinstance(each, str | torch.device)), "cpu")
         found = pytree.tree_map_only(TensorOutline, lambda saved: saved.made(device), held)
         return copy.deepcopy(found) if found is held else found  # a whole model, for instance
 
@@ -396,7 +407,9 @@ def around_script(load: Callable[[Any], None], home: str, *, writes: bool) -> It
             overlay = Overlay(home)
             for name, usual in CACHES.items():
                 os.environ[name] = _mirrored(os.environ.get(name, usual), home)
-            replaced_parts += _files(overlay)
+            # libraries in C write where the process is, and links lead them to what is there
+            os.chdir(overlay.folder(os.getcwd()))
+            replaced_parts += [*_files(overlay), (os, "getcwd", overlay.folder_of_script)]
         for holder, name, value in replaced_parts:
             stack.callback(setattr, holder, name, getattr(holder, name))
             setattr(holder, name, value)
