@@ -198,7 +198,9 @@ def coco(path: Path) -> None:
         boxes, found = [], []
         for number in range(1, 13):
             _picture(path / part / f"{number}.jpg")
-            found.append({"id": number, "file_name": f"{number}.jpg", "width": PIXELS, "height": PIXELS})
+            found.append(
+                {"id": number, "file_name": f"{number}.jpg", "width": PIXELS, "height": PIXELS}
+            )
             for corner in (8, 30):
                 boxes.append(
                     {"id": len(boxes) + 1, "image_id": number, "category_id": 1 + corner % 3,
@@ -227,8 +229,12 @@ def mrpc(path: Path) -> None:
         rows = [{"sentence1": _sentence(9), "sentence2": _sentence(9), "label": number % 2, "idx": number}
                 for number in range(200)]  # fmt: skip
         (path / f"{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    parts = "".join(f"  - split: {part}\n    path: {part}.jsonl\n" for part in ("train", "validation", "test"))
-    (path / "README.md").write_text(f"---\nconfigs:\n- config_name: mrpc\n  data_files:\n{parts}---\n")
+    parts = "".join(
+        f"  - split: {part}\n    path: {part}.jsonl\n" for part in ("train", "validation", "test")
+    )
+    (path / "README.md").write_text(
+        f"---\nconfigs:\n- config_name: mrpc\n  data_files:\n{parts}---\n"
+    )
 
 
 def chats(path: Path) -> None:
@@ -315,14 +321,21 @@ def vit(path: Path) -> None:
     """Make a ViT of 4 blocks."""
     from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
-    config = ViTConfig(hidden_size=192, num_hidden_layers=4, num_attention_heads=3, intermediate_size=768)
+    config = ViTConfig(
+        hidden_size=192, num_hidden_layers=4, num_attention_heads=3, intermediate_size=768
+    )
     ViTForImageClassification(config).save_pretrained(path)
     ViTImageProcessor().save_pretrained(path)
 
 
 def diffuser(path: Path) -> None:
     """Make a pipeline of Stable Diffusion, of few channels."""
-    from diffusers import AutoencoderKL, DDPMScheduler, StableDiffusionPipeline, UNet2DConditionModel
+    from diffusers import (
+        AutoencoderKL,
+        DDPMScheduler,
+        StableDiffusionPipeline,
+        UNet2DConditionModel,
+    )
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
     path.mkdir(parents=True, exist_ok=True)
@@ -330,7 +343,9 @@ def diffuser(path: Path) -> None:
     known = ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{letter}</w>" for letter in letters)]
     (path / "vocab.json").write_text(json.dumps({name: at for at, name in enumerate(known)}))
     (path / "merges.txt").write_text("#version: 0.2\n")
-    tokenizer = CLIPTokenizer(str(path / "vocab.json"), str(path / "merges.txt"), model_max_length=77)
+    tokenizer = CLIPTokenizer(
+        str(path / "vocab.json"), str(path / "merges.txt"), model_max_length=77
+    )
     down, up = ("DownBlock2D", "CrossAttnDownBlock2D"), ("CrossAttnUpBlock2D", "UpBlock2D")
     StableDiffusionPipeline(
         vae=AutoencoderKL(block_out_channels=(32, 64), down_block_types=("DownEncoderBlock2D",) * 2,
@@ -402,6 +417,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks/script_field.json"))
     given = parser.parse_args()
     before = report.environment()
+    given.out.parent.mkdir(parents=True, exist_ok=True)
     table = tomllib.loads(TABLE.read_text())
     rows = []
     for row in table["script"]:
@@ -410,9 +426,8 @@ def main() -> None:
             np.random.seed(0)
             found = row_of(row, given.clones.resolve())
             rows.append({**row, "commit": table["commits"][row["repository"]], **found})
-            print(found["outcome"], found["seconds"], found["script"], found["message"][:300], flush=True)
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps({**before, "scripts": rows}, indent=1) + "\n")
+            print(found["outcome"], found["seconds"], found["script"], found["message"], flush=True)
+            given.out.write_text(json.dumps({**before, "scripts": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

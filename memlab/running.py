@@ -98,7 +98,9 @@ def explain(error: BaseException, place: object) -> tuple[Outcome, str]:
         error: the error that was raised.
         place: where it was raised: a `Place`, or a text that says what was being done.
     """
-    text = CONTINUED.sub(": ", str(error).strip())  # "... because of this error:", and the next line
+    text = CONTINUED.sub(
+        ": ", str(error).strip()
+    )  # "... because of this error:", and the next line
     text = (text.splitlines() or [""])[0][:MAX_CHARACTERS]
     if isinstance(error, Ended):
         return error.outcome, str(error)

@@ -149,7 +149,7 @@ class _Named(TorchFunctionMode):
         return tensor.device.type == self._device.type
 
     def _typed(self, tensor: Any, dtype: Any = None, *more: Any, **options: Any) -> Any:
-        """Return a tensor of a type, or the name of its own, as of PyTorch before it had devices."""
+        """Return a tensor of a type, or the name of its own, as before PyTorch had devices."""
         if isinstance(dtype, str) and dtype.startswith("torch.cuda."):
             dtype = getattr(torch.cuda, dtype.rpartition(".")[2])
         if isinstance(dtype, _OldType):
@@ -326,7 +326,7 @@ class _Generator(torch.Generator):
         self._device = torch.device(device)
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]  # it is a property there too
         """The device that it was asked for."""
         return self._device
 

@@ -122,7 +122,9 @@ class Overlay:
         if not isinstance(path, str | bytes | os.PathLike):
             return False
         text = os.path.abspath(os.fsdecode(path))
-        return self._is_inside(text) and not self._is_inside(os.path.realpath(os.path.dirname(text)))
+        return self._is_inside(text) and not self._is_inside(
+            os.path.realpath(os.path.dirname(text))
+        )
 
     def _real(self, path: Any) -> str | None:
         """Return the absolute path of a person's file; None for what is none, or the run's own."""
@@ -248,6 +250,7 @@ def _files(overlay: Overlay) -> Iterator[tuple[Any, str, Any]]:
         return own(first, overlay.writing(target, keeps=False), *more, **options)
 
     own_symlink = os.symlink
+
     def scanned(path: Any = ".") -> Any:
         place = overlay.reading(path)
         return os_scandir(path) if place == path else _Entries(os_scandir(place), path)
