@@ -35,7 +35,8 @@ from benchmarks import report
 TABLE = Path(__file__).with_name("data") / "script_field.toml"
 CARD = "t4"
 MOST_SECONDS = 240
-WORDS = "O God, O God! the king and queen of lords shall speak now to thee my liege".split()
+SAID = "O God, O God! the king and queen of lords shall speak now to thee my liege"
+WORDS = SAID.split()
 SPECIAL = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", "[EOS]"]
 PIXELS = 96
 CHAT = (
@@ -83,7 +84,11 @@ def tokens(path: Path) -> None:
     for name in ("train.bin", "val.bin"):
         np.random.randint(0, 65, 20_000, dtype=np.uint16).tofile(path / name)
     letters = [chr(33 + number) for number in range(65)]
-    known = {"vocab_size": 65, "itos": dict(enumerate(letters)), "stoi": dict(zip(letters, range(65), strict=True))}  # fmt: skip
+    known = {
+        "vocab_size": 65,
+        "itos": dict(enumerate(letters)),
+        "stoi": dict(zip(letters, range(65), strict=True)),
+    }
     (path / "meta.pkl").write_bytes(pickle.dumps(known))
 
 
@@ -102,8 +107,9 @@ def mnist(path: Path) -> None:
         pixels = np.random.randint(0, 256, (count, 28, 28), dtype=np.uint8)
         labels = np.random.randint(0, 10, count, dtype=np.uint8)
         for kind, head, values in (
-            ("images-idx3", (2051, count, 28, 28), pixels), ("labels-idx1", (2049, count), labels)
-        ):  # fmt: skip
+            ("images-idx3", (2051, count, 28, 28), pixels),
+            ("labels-idx1", (2049, count), labels),
+        ):
             content = np.array(head, dtype=">i4").tobytes() + values.tobytes()
             (raw / f"{part}-{kind}-ubyte").write_bytes(content)
             (raw / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(content))
@@ -148,7 +154,7 @@ def captioned(path: Path) -> None:
 
 
 def weights(path: Path) -> None:
-    """Make the file of weights that torchvision would download for a model: `resnet50/IMAGENET1K_V1`."""
+    """Make the weights that torchvision would download for a model: `vgg16/IMAGENET1K_V1`."""
     import torch
     from torchvision import models
 
@@ -158,7 +164,7 @@ def weights(path: Path) -> None:
 
 
 def hub(path: Path) -> None:
-    """Make the file of weights that timm would download for a model: `resnet50d/ra2_in1k`."""
+    """Make the weights that timm would download for a model: `resnet50d/ra2_in1k`."""
     import timm
     from safetensors.torch import save_file
 
@@ -203,10 +209,18 @@ def coco(path: Path) -> None:
             )
             for corner in (8, 30):
                 boxes.append(
-                    {"id": len(boxes) + 1, "image_id": number, "category_id": 1 + corner % 3,
-                     "bbox": [corner, corner, 40, 40], "area": 1600, "iscrowd": 0,
-                     "segmentation": [[corner, corner, corner + 40, corner, corner + 40, corner + 40]]}
-                )  # fmt: skip
+                    {
+                        "id": len(boxes) + 1,
+                        "image_id": number,
+                        "category_id": 1 + corner % 3,
+                        "bbox": [corner, corner, 40, 40],
+                        "area": 1600,
+                        "iscrowd": 0,
+                        "segmentation": [
+                            [corner, corner, corner + 40, corner, corner + 40, corner + 40]
+                        ],
+                    }
+                )
         kinds = [{"id": number, "name": str(number)} for number in range(1, 4)]
         (path / "annotations").mkdir(exist_ok=True)
         (path / "annotations" / f"instances_{part}.json").write_text(
@@ -226,8 +240,15 @@ def mrpc(path: Path) -> None:
     """Make MRPC of GLUE: pairs of sentences, numbered."""
     path.mkdir(parents=True, exist_ok=True)
     for part in ("train", "validation", "test"):
-        rows = [{"sentence1": _sentence(9), "sentence2": _sentence(9), "label": number % 2, "idx": number}
-                for number in range(200)]  # fmt: skip
+        rows = [
+            {
+                "sentence1": _sentence(9),
+                "sentence2": _sentence(9),
+                "label": number % 2,
+                "idx": number,
+            }
+            for number in range(200)
+        ]
         (path / f"{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     parts = "".join(
         f"  - split: {part}\n    path: {part}.jsonl\n" for part in ("train", "validation", "test")
@@ -239,16 +260,28 @@ def mrpc(path: Path) -> None:
 
 def chats(path: Path) -> None:
     """Make questions with answers."""
-    rows = [{"messages": [{"role": "user", "content": _sentence(9)}, {"role": "assistant", "content": _sentence(9)}]}
-            for _ in range(200)]  # fmt: skip
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": _sentence(9)},
+                {"role": "assistant", "content": _sentence(9)},
+            ]
+        }
+        for _ in range(200)
+    ]
     _as_dataset(path, rows)
 
 
 def preferred(path: Path) -> None:
     """Make answers of which one is preferred."""
     talk = [{"role": "user", "content": _sentence(9)}]
-    rows = [{name: [*talk, {"role": "assistant", "content": _sentence(9)}] for name in ("chosen", "rejected")}
-            for _ in range(200)]  # fmt: skip
+    rows = [
+        {
+            name: [*talk, {"role": "assistant", "content": _sentence(9)}]
+            for name in ("chosen", "rejected")
+        }
+        for _ in range(200)
+    ]
     _as_dataset(path, rows)
 
 
@@ -277,9 +310,14 @@ def _tokenizer() -> Any:
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=numbers
     )
     found = PreTrainedTokenizerFast(
-        tokenizer_object=made, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]",
-        sep_token="[SEP]", mask_token="[MASK]", eos_token="[EOS]",
-    )  # fmt: skip
+        tokenizer_object=made,
+        unk_token="[UNK]",
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        eos_token="[EOS]",
+    )
     found.chat_template = CHAT
     return found
 
@@ -298,9 +336,15 @@ def llama(path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=500, hidden_size=256, intermediate_size=688, num_hidden_layers=4,
-        num_attention_heads=4, num_key_value_heads=2, pad_token_id=1, eos_token_id=5,
-    )  # fmt: skip
+        vocab_size=500,
+        hidden_size=256,
+        intermediate_size=688,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        pad_token_id=1,
+        eos_token_id=5,
+    )
     LlamaForCausalLM(config).save_pretrained(path)
     _tokenizer().save_pretrained(path)
 
@@ -310,9 +354,13 @@ def bert(path: Path) -> None:
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(
-        vocab_size=500, hidden_size=256, num_hidden_layers=4, num_attention_heads=4,
-        intermediate_size=1024, pad_token_id=1,
-    )  # fmt: skip
+        vocab_size=500,
+        hidden_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=1024,
+        pad_token_id=1,
+    )
     BertForSequenceClassification(config).save_pretrained(path)
     _tokenizer().save_pretrained(path)
 
@@ -348,24 +396,65 @@ def diffuser(path: Path) -> None:
     )
     down, up = ("DownBlock2D", "CrossAttnDownBlock2D"), ("CrossAttnUpBlock2D", "UpBlock2D")
     StableDiffusionPipeline(
-        vae=AutoencoderKL(block_out_channels=(32, 64), down_block_types=("DownEncoderBlock2D",) * 2,
-                          up_block_types=("UpDecoderBlock2D",) * 2, latent_channels=4),
-        text_encoder=CLIPTextModel(CLIPTextConfig(vocab_size=len(known), hidden_size=32, intermediate_size=64,
-                                                  num_hidden_layers=2, num_attention_heads=4)),
+        vae=AutoencoderKL(
+            block_out_channels=(32, 64),
+            down_block_types=("DownEncoderBlock2D",) * 2,
+            up_block_types=("UpDecoderBlock2D",) * 2,
+            latent_channels=4,
+        ),
+        text_encoder=CLIPTextModel(
+            CLIPTextConfig(
+                vocab_size=len(known),
+                hidden_size=32,
+                intermediate_size=64,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+            )
+        ),
         tokenizer=tokenizer,
-        unet=UNet2DConditionModel(block_out_channels=(32, 64), down_block_types=down, up_block_types=up,
-                                  cross_attention_dim=32, sample_size=32),
-        scheduler=DDPMScheduler(), safety_checker=None, feature_extractor=None,
-    ).save_pretrained(path)  # fmt: skip
+        unet=UNet2DConditionModel(
+            block_out_channels=(32, 64),
+            down_block_types=down,
+            up_block_types=up,
+            cross_attention_dim=32,
+            sample_size=32,
+        ),
+        scheduler=DDPMScheduler(),
+        safety_checker=None,
+        feature_extractor=None,
+    ).save_pretrained(path)
 
 
 MAKERS: dict[str, Callable[[Path], None]] = {
     made.__name__: made
     for made in (
-        text, lines, tokens, wikitext, mnist, pictures, masks, images, pets, captioned, waves, weights, hub, cora,
-        coco, pairs, mrpc, chats, preferred, accuracy, gpt2, llama, bert, vit, diffuser,
+        text,
+        lines,
+        tokens,
+        wikitext,
+        mnist,
+        pictures,
+        masks,
+        images,
+        pets,
+        captioned,
+        waves,
+        weights,
+        hub,
+        cora,
+        coco,
+        pairs,
+        mrpc,
+        chats,
+        preferred,
+        accuracy,
+        gpt2,
+        llama,
+        bert,
+        vit,
+        diffuser,
     )
-}  # fmt: skip
+}
 
 
 def row_of(row: dict[str, str], clones: Path) -> dict[str, Any]:
@@ -383,13 +472,29 @@ def row_of(row: dict[str, str], clones: Path) -> dict[str, Any]:
         paths = [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
         if "python_path" in row:
             paths.append(str((script.parent / row["python_path"]).resolve()))
-        command = [sys.executable, "-m", "memlab", "run", "--json", "--device", CARD, "--timeout",
-                   str(MOST_SECONDS), *row.get("options", "").split(), script.name, *shlex.split(row.get("arguments", ""))]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "memlab",
+            "run",
+            "--json",
+            "--device",
+            CARD,
+            "--timeout",
+            str(MOST_SECONDS),
+            *row.get("options", "").split(),
+            script.name,
+            *shlex.split(row.get("arguments", "")),
+        ]
         start = time.perf_counter()
         done = subprocess.run(
-            command, cwd=script.parent, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-            capture_output=True, text=True, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            command,
+            cwd=script.parent,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
         seconds = time.perf_counter() - start
     try:
         found = json.loads(done.stdout.strip().splitlines()[-1])

@@ -279,6 +279,12 @@ BAD = {
     "import urllib.request; urllib.request.urlopen('http://192.0.2.1')": (
         Outcome.FAILED, "no other host is asked",
     ),
+    "import socket; socket.getaddrinfo('data.example', 80)": (
+        Outcome.FAILED, "no other host is asked",
+    ),
+    "raise RuntimeError('failed because of this:\\nno package x')": (
+        Outcome.FAILED, "failed because of this: no package x (",
+    ),
     "import nothing_like_this": (Outcome.FAILED, "nothing_like_this"),
     "import ctypes, os\nos.open.func": (Outcome.FAILED, "AttributeError"),
 }  # fmt: skip
@@ -434,6 +440,35 @@ def test_a_script_runs_as_the_first_of_ranks(folder):
     assert "train.py asks for LOCAL_RANK" in refused.message
     assert "--nproc-per-node" in refused.message
     assert not torch.distributed.is_initialized()
+
+
+def test_what_a_library_writes_in_c_and_a_module_that_is_written_are_found(folder):
+    text = """
+    import os, sqlite3, sys
+    os.makedirs("out")
+    connection = sqlite3.connect("out/log.db")
+    connection.execute("create table steps (loss)")
+    connection.close()
+    assert os.path.getsize("out/log.db")
+    place = os.environ["HF_MODULES_CACHE"]
+    os.makedirs(place + "/made_by_the_script")
+    open(place + "/made_by_the_script/__init__.py", "w").write("loss = 3")
+    sys.path.append(place)
+    import made_by_the_script
+    assert made_by_the_script.loss == 3
+    """
+    ok(run(folder, text))
+    assert [each.name for each in folder.iterdir()] == ["train.py"]
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_a_script_that_does_not_end(folder, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    (folder / "train.py").write_text("open('made.txt', 'w').write('x')\nwhile True:\n    pass")
+    found = memlab.run_script("train.py", device="t4", timeout_seconds=8, progress=False)
+    assert found.outcome is Outcome.TIMED_OUT
+    assert not list(folder.glob("memlab-run-*"))
+    assert not (folder / "made.txt").exists()
 
 
 def test_a_sparse_tensor_of_the_host_is_refused_in_one_sentence(folder):
