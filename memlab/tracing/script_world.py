@@ -105,8 +105,10 @@ class Overlay:
         return own
 
     def folder(self, path: str) -> str:
-        """Return the folder of the run that stands for a folder of the person."""
+        """Return the folder of the run that stands for a folder, from which ".." leads on too."""
         self._make(path)
+        for above in Path(path).parents:
+            self._link(str(above))
         return self.root + path
 
     def folder_of_script(self) -> str:
@@ -155,10 +157,15 @@ class Overlay:
         if os.path.islink(own):
             os.unlink(own)
         os.makedirs(own, exist_ok=True)
-        for name in _listdir(folder):
-            if not os.path.lexists(os.path.join(own, name)):
-                os.symlink(os.path.join(folder, name), os.path.join(own, name))
+        self._link(folder)
         self._made.add(folder)
+
+    def _link(self, folder: str) -> None:
+        own = self.root + folder
+        with contextlib.suppress(PermissionError):  # of a folder above that nobody may list
+            for name in _listdir(folder):
+                if not os.path.lexists(os.path.join(own, name)):
+                    os.symlink(os.path.join(folder, name), os.path.join(own, name))
 
 
 def _is_link_to(own: str, real: str) -> bool:

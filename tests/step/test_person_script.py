@@ -444,7 +444,8 @@ def test_a_script_runs_as_the_first_of_ranks(folder):
 
 def test_what_a_library_writes_in_c_and_a_module_that_is_written_are_found(folder):
     text = """
-    import os, sqlite3, sys
+    import numpy, os, sqlite3, sys
+    assert numpy.genfromtxt("../{above}").tolist() == [1.0, 2.0]  # opened without Python's `open`
     os.makedirs("out")
     connection = sqlite3.connect("out/log.db")
     connection.execute("create table steps (loss)")
@@ -457,7 +458,9 @@ def test_what_a_library_writes_in_c_and_a_module_that_is_written_are_found(folde
     import made_by_the_script
     assert made_by_the_script.loss == 3
     """
-    ok(run(folder, text))
+    above = folder.with_suffix(".txt")
+    above.write_text("1 2")
+    ok(run(folder, text.format(above=above.name)))
     assert [each.name for each in folder.iterdir()] == ["train.py"]
 
 
