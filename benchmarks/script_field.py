@@ -6,8 +6,10 @@ repository under its own name, of which a copy is made:
 
     python -m benchmarks.script_field CLONES --only nanoGPT --out script_field.json
 
-A run has ended if it gives stages; it is refused if it ends with a sentence of memlab's, or with an
-error of the script's own that a run with a card and without a network would have too.
+A run has ended if its outcome is "ok". Others are refused, with a sentence of memlab's or an error
+that the script would have without a network as well, or they failed: the messages have to be read.
+Packages that the scripts import have to be there. torchvision's compiled part is built for one
+torch; beside another one its Python loads once the operators `nms` and `qnms` have schemas.
 """
 
 import argparse
