@@ -16,6 +16,7 @@ from memlab.result import Outcome
 Found = TypeVar("Found")
 SMALLER = "lower memory_budget or batch_size, or raise accumulation_steps"
 MAX_CHARACTERS = 300  # of the text of an error that memlab did not raise
+CONTINUED = re.compile(r":\s*\n\s*")
 OUT_OF_MEMORY_TEXTS = (
     "can't allocate memory",
     "not enough memory",
@@ -97,7 +98,10 @@ def explain(error: BaseException, place: object) -> tuple[Outcome, str]:
         error: the error that was raised.
         place: where it was raised: a `Place`, or a text that says what was being done.
     """
-    text = (str(error).strip().splitlines() or [""])[0][:MAX_CHARACTERS]
+    text = CONTINUED.sub(
+        ": ", str(error).strip()
+    )  # "... because of this error:", and the next line
+    text = (text.splitlines() or [""])[0][:MAX_CHARACTERS]
     if isinstance(error, Ended):
         return error.outcome, str(error)
     if isinstance(error, UnsupportedError):

@@ -337,6 +337,8 @@ def predict_command(
     device_option("as for predict"),
     click.Option(["--steps"], type=int, default=3, show_default=True,
                  help="updates after which a training loop has shown what it does"),
+    click.Option(["--nproc-per-node"], type=int, default=0, metavar="N",
+                 help="run it as the first of N ranks, as torchrun would start it"),
     LIMIT,
     click.Option(["--write", "writes"], is_flag=True, help="let the script write its files"),
     click.Option(["-m", "is_module"], is_flag=True, help="SCRIPT is the name of a module"),

@@ -1,8 +1,10 @@
 """`run_script`: what a person's own script would hold, found by running it over fake tensors."""
 
 import os
+import tempfile
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from memlab.tracing.person_script import Script
 KINDS = (".py", ".ipynb")
 
 
-@checked(memory_limit=size, timeout_seconds=seconds, steps=count(1))
+@checked(memory_limit=size, timeout_seconds=seconds, steps=count(1), nproc_per_node=count(0))
 @shows_progress
 def run_script(
     path: str | os.PathLike[str],
@@ -31,6 +33,7 @@ def run_script(
     *,
     is_module: bool = False,
     steps: int = 3,
+    nproc_per_node: int = 0,
     memory_limit: int | str | None = None,
     writes: bool = False,
     timeout_seconds: float = 600,
@@ -52,6 +55,8 @@ def run_script(
         device: as for `memlab.predict`.
         is_module: whether `path` is the name of a module.
         steps: updates of its optimizers after which a training loop has shown what it does.
+        nproc_per_node: ranks as which `torchrun` would start the script. It runs as the first of
+            them, in a process group whose collectives move nothing. 0 is without `torchrun`.
         memory_limit: bytes, or text such as "2GiB": the script finds no more on its card, and on a
             CPU each stage is compared with it. None is what PyTorch can reserve on the card.
         writes: whether the script may write its files. Without it they go to a folder that is
@@ -91,13 +96,17 @@ def run_script(
         is_module=is_module,
         steps=steps,
         writes=writes,
+        ranks=nproc_per_node,
     )
-    asked: dict[str, Any] = {"script": script, "target": target, "memory_limit": limit}
     try:
-        found: RunResult = run(
-            "predict_script", asked, timeout_seconds=timeout_seconds, on_progress=on_progress,
-            cancel=cancel,
-        )  # fmt: skip
+        with tempfile.TemporaryDirectory(prefix="memlab-run-") as home:  # also if it is killed
+            asked: dict[str, Any] = {
+                "script": replace(script, home=home), "target": target, "memory_limit": limit,
+            }  # fmt: skip
+            found: RunResult = run(
+                "predict_script", asked, timeout_seconds=timeout_seconds, on_progress=on_progress,
+                cancel=cancel,
+            )  # fmt: skip
     except Ended as ended:
         return RunResult(
             outcome=ended.outcome,

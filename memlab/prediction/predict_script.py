@@ -159,5 +159,10 @@ def _notes(recorded: ScriptRecording, script: Script) -> tuple[str, ...]:
         )
     if not recorded.updates:
         found.append("No update of weights was seen: the script does not train.")
+    if script.ranks:
+        found.append(
+            f"It ran as the first of {script.ranks} ranks, whose collectives moved nothing: ranks "
+            "that hold something else are not in these numbers."
+        )
     attention = attention_notes_of_stages(recorded.recording, recorded.names)
     return (*found, *attention, *recorded.recording.notes)

@@ -45,6 +45,7 @@ from memlab.runtime.wire import (
     GIVE_UP,
     LOST_STATUS,
     PREDICTING,
+    SCRIPT,
     WITH_RANKS,
     Channel,
     Garbage,
@@ -185,7 +186,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "operators": _operators,
     "graph": _graph,
     "predict_run": _predict_run,
-    "predict_script": _predict_script,
+    SCRIPT: _predict_script,
     "measure_run": _measure_run,
     "verify": verify_in_process,
     "measure_ranks": _measure_ranks,
@@ -265,7 +266,10 @@ def serve(line: int | list[int], standard_library: StandardLibrary) -> None:
         _send(channel, number, answer)
         function = job.function
         del job, content, answer
-        state.look()
+        if function == SCRIPT:
+            state.found.append("what a script has left")
+        else:
+            state.look()
         if not state.is_changed and not _is_followed(function, channel):
             _give_memory_back(state)
         if state.is_changed:
@@ -327,6 +331,8 @@ def _serve(job: Job, report: Report, state: WorkerState) -> tuple[str, Any]:
             arguments["measured"] = recall(job.step)
         if job.function in WITH_RANKS:
             arguments["job"] = job
+        # a script may import hundreds of modules, and the worker ends with it
+        state.is_watching = job.function != SCRIPT
         printed = Printed(sys.stdout)
         with contextlib.redirect_stdout(printed):
             value = FUNCTIONS[job.function](**arguments, report=report)

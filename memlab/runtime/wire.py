@@ -226,6 +226,7 @@ KINDS = frozenset({"ready", "progress", "sources", "stale", "result", "raised", 
 """Kinds of messages."""
 GIVE_UP = b""  # what a caller sends that no longer wants the answer
 LOST_STATUS = 76  # exit status of a worker that cannot answer, because its socket was closed
+SCRIPT = "predict_script"  # a worker that has run a person's script is not used again
 PREDICTING = frozenset(
     {
         "predict",
@@ -236,7 +237,7 @@ PREDICTING = frozenset(
         "per_sample",
         "loss",
         "predict_run",
-        "predict_script",
+        SCRIPT,
     }
 )
 """Functions that run no real step."""

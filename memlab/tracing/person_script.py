@@ -45,9 +45,11 @@ from memlab.errors import UnsupportedError
 from memlab.running import out_of_memory
 from memlab.trace import Phase
 from memlab.tracing.assembly import BESIDE, LiveBlocks
+from memlab.tracing.built import check_dense
 from memlab.tracing.recording import OpTrace, Streams
 from memlab.tracing.script_card import LiveAllocator, found_by_script
 from memlab.tracing.script_course import BETWEEN, Course, Enough
+from memlab.tracing.script_ranks import as_first_rank, of_ranks
 from memlab.tracing.script_world import around_script
 from memlab.tracing.tracker import NO_OPERATORS, Tracker, is_view, record_fake
 from memlab.tracing.unknown import Guesses
@@ -74,6 +76,8 @@ class Script:
         is_module: whether `path` is the name of a module, as for `python -m`.
         steps: updates after which training has shown what it does.
         writes: whether it may write its files where it would.
+        home: folder in which what it writes is kept while it runs; "" for the system's.
+        ranks: as which the script is started by `torchrun`, the first of them; 0 without it.
     """
 
     path: str
@@ -81,6 +85,8 @@ class Script:
     is_module: bool = False
     steps: int = 3
     writes: bool = False
+    home: str = ""
+    ranks: int = 0
 
 
 class ScriptBlocks(LiveBlocks):
@@ -172,6 +178,7 @@ class ScriptTracker(Tracker):
 
     def _faked(self, real: torch.Tensor) -> torch.Tensor:
         """Return a tensor of the host as a fake one, whose values are known if they are few."""
+        check_dense([real], "the script")
         fake = self._mode.from_tensor(real)
         self.outputs.values.learn(fake, real)
         return fake
@@ -300,6 +307,7 @@ def record_script(
             if allocator is not None:
                 found = found_by_script(device, card, allocator, tracker.streams)
                 stack.enter_context(found)
+            stack.enter_context(as_first_rank(script.ranks, tracker))
             stack.enter_context(course.followed())
             said = stack.enter_context(_last_of_errors())
             stack.enter_context(_threads_heard(tracker.recording))
@@ -311,17 +319,22 @@ def record_script(
             except torch.OutOfMemoryError as error:
                 place = f"at {own_line(error) or 'no line of the script'}, in {tracker.place()}"
                 ended.append(out_of_memory(place, str(error).partition(" See doc")[0].rstrip(".")))
+            except (KeyError, ValueError) as error:
+                said_of_ranks = of_ranks(Path(script.path).name, error)
+                if script.ranks or not said_of_ranks:
+                    raise
+                raise UnsupportedError(said_of_ranks) from error
             except SystemExit as error:
                 if error.code not in (None, 0):
                     raise UnsupportedError(_of_exit(script, error.code, said.text)) from error
                 ended.append("")
-        if not course.names:  # it does nothing but build
-            course.names.append(BETWEEN)
+        if all(name == BETWEEN for name in course.names):  # it does nothing but build
+            course.names[:] = [BETWEEN]
             intervals = tracker.recording.intervals
             intervals[:] = [dataclasses.replace(each, step=0) for each in intervals]
         tracker.mark(len(course.names) - 1, Phase.TEARDOWN, 0)
 
-    with tempfile.TemporaryDirectory(prefix="memlab-run-") as folder:
+    with tempfile.TemporaryDirectory(prefix="memlab-run-", dir=script.home or None) as folder:
         recording = record_fake(run, tracker)
     return ScriptRecording(
         recording=recording,

@@ -11,7 +11,7 @@ between the script and PyTorch, in both directions:
     torch.cuda.memory_allocated()         `LiveAllocator`, which serves each tensor as it is made
 
 Code of torch itself, such as its optimizers, asks for `device` too, and gets the stand-in's name.
-Left out: `torch.Generator("cuda")` draws on the CPU, and graphs of CUDA are refused.
+Left out: graphs of CUDA are refused.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from memlab._util.torch_private import pytree
 from memlab._util.torch_private.tensors import ENGINE, RAW_STREAM, FakeTensor
 from memlab._util.units import format_bytes
 from memlab.devices.cards import Card
@@ -126,6 +127,7 @@ class _Named(TorchFunctionMode):
         self._answers = {
             own.is_cuda.__get__: self._is_on_card,
             own.cuda: lambda x, device=None, non_blocking=False, **_: x.to(self._device),
+            own.type: self._typed,
             own.pin_memory: lambda x, device=None: x,
             own.is_pinned: lambda x, device=None: x.device.type == "cpu",
         }
@@ -145,6 +147,15 @@ class _Named(TorchFunctionMode):
 
     def _is_on_card(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == self._device.type
+
+    def _typed(self, tensor: Any, dtype: Any = None, *more: Any, **options: Any) -> Any:
+        """Return a tensor of a type, or the name of its own, as before PyTorch had devices."""
+        if isinstance(dtype, str) and dtype.startswith("torch.cuda."):
+            dtype = getattr(torch.cuda, dtype.rpartition(".")[2])
+        if isinstance(dtype, _OldType):
+            return tensor.to(self._device, dtype.on_host.dtype)
+        found = tensor.type(dtype, *more, **options)
+        return found.replace(f"torch.{NAME}.", "torch.cuda.") if dtype is None else found
 
 
 @contextlib.contextmanager
@@ -170,6 +181,8 @@ def found_by_script(
 
 
 CUDA_VERSION = "12.8"
+OLD_TYPES = ("FloatTensor", "DoubleTensor", "HalfTensor", "BFloat16Tensor", "ByteTensor",
+             "CharTensor", "ShortTensor", "IntTensor", "LongTensor", "BoolTensor")  # fmt: skip
 _MISSING = object()
 
 
@@ -190,6 +203,10 @@ def _replaced(
         yield from (
             (holder, name, value) for name, value in answers.items() if hasattr(holder, name)
         )
+    for name in OLD_TYPES:
+        yield cuda, name, _OldType(name, (), {"on_host": getattr(torch, name)})
+    yield torch, "Generator", _Generator
+    yield torch.nn.DataParallel, "forward", _on_the_only_card
     yield torch.version, "cuda", CUDA_VERSION
     yield *ENGINE, functools.partial(_run_in, named, getattr(*ENGINE))
     yield *RAW_STREAM, lambda device=None: 0
@@ -297,6 +314,47 @@ def _answers(card: Card | None, allocator: LiveAllocator, streams: Streams) -> d
         "nvtx": SimpleNamespace(range_push=nothing, range_pop=nothing, mark=nothing,
                                 range=lambda *_, **__: contextlib.nullcontext()),
     }  # fmt: skip
+
+
+class _Generator(torch.Generator):
+    """`torch.Generator("cuda")`: numbers of the card have no values, so it is one of the host."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return super().__new__(cls)
+
+    def __init__(self, device: Any = "cpu") -> None:
+        self._device = torch.device(device)
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]  # it is a property there too
+        """The device that it was asked for."""
+        return self._device
+
+
+class _OldType(type):
+    """`torch.cuda.FloatTensor` and its like: each makes tensors on the card, or names their type.
+
+    Attributes:
+        on_host: the same type of the host.
+    """
+
+    on_host: Any
+
+    def __call__(cls, *given: Any) -> torch.Tensor:
+        """Return a tensor of this size, or with these numbers."""
+        made: torch.Tensor = cls.on_host(*given).to("cuda")
+        return made
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        """Return whether this is a tensor of the type."""
+        is_tensor = isinstance(value, torch.Tensor) and value.is_cuda
+        return is_tensor and value.dtype == cls.on_host.dtype
+
+
+def _on_the_only_card(parallel: Any, *inputs: Any, **options: Any) -> Any:
+    """Run a `DataParallel` of one card: its inputs go there, and nothing is divided."""
+    inputs, options = pytree.tree_map_only(torch.Tensor, torch.Tensor.cuda, (inputs, options))
+    return parallel.module(*inputs, **options)
 
 
 def _class_of(name: str, make: Callable[[], Any]) -> type:

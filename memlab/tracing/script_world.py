@@ -19,9 +19,11 @@ import inspect
 import io
 import os
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,9 +41,16 @@ QUIET = {
     "TOKENIZERS_PARALLELISM": "false", "HF_DEACTIVATE_ASYNC_LOAD": "1",
     "TORCH_COMPILE_DISABLE": "1",
 }  # fmt: skip
-CACHES = {"HF_DATASETS_CACHE": "~/.cache/huggingface/datasets"}  # that a library in C opens
+CACHES = {  # which a library in C opens, or Python's own import
+    "HF_DATASETS_CACHE": "~/.cache/huggingface/datasets",
+    "HF_MODULES_CACHE": "~/.cache/huggingface/modules",
+    "HF_EVALUATE_CACHE": "~/.cache/huggingface/evaluate",
+    "HF_METRICS_CACHE": "~/.cache/huggingface/metrics",
+}
+CHANGES = {"os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod"}
 STARTS = {"subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn",
           "os.spawn"}  # fmt: skip
+HERE = (None, "", "localhost", "127.0.0.1", "::1", socket.gethostname())
 NO_PROCESS = (
     "a script does not start processes while memlab runs it over tensors without memory; for ranks "
     "that it would spawn itself give --nproc-per-node"
@@ -50,7 +59,8 @@ NO_HOST = "no other host is asked while memlab runs a script; make its data avai
 NO_WRITE = "{path} is not written while memlab runs a script; --write allows it"
 
 
-_open, _unlink = open, os.unlink  # not those that a script finds
+_open, _unlink, _readlink, _listdir = open, os.unlink, os.readlink, os.listdir
+_getcwd = os.getcwd  # all of these are not what a script finds
 
 
 class Overlay:
@@ -71,9 +81,12 @@ class Overlay:
     def reading(self, path: Any) -> Any:
         """Return where a file or folder is found."""
         real = self._real(path)
-        if real is None or not (self._is_made(real) or self._is_made(os.path.dirname(real))):
+        if real is None:
             return path
-        return self.root + real
+        is_ours = self._is_made(real) or self._is_made(os.path.dirname(real))
+        own = self.root + real
+        found = own if is_ours and not _is_link_to(own, real) else real
+        return os.fsencode(found) if isinstance(path, bytes) else found
 
     def writing(self, path: Any, *, keeps: bool = True) -> Any:
         """Return where a file is written; with `keeps` what it holds is there already."""
@@ -91,9 +104,29 @@ class Overlay:
                     shutil.copyfileobj(source, target)
         return own
 
+    def folder(self, path: str) -> str:
+        """Return the folder of the run that stands for a folder, from which ".." leads on too."""
+        self._make(path)
+        for above in Path(path).parents:
+            self._link(str(above))
+        return self.root + path
+
+    def folder_of_script(self) -> str:
+        """Return where the script finds itself."""
+        return _getcwd().removeprefix(self.root)
+
     def is_of_person(self, path: Any) -> bool:
         """Return whether a path is outside of the run's own folder."""
         return self._real(path) is not None
+
+    def leads_out(self, path: Any) -> bool:
+        """Return whether a path in the run's own folder leads to a person's file by a link."""
+        if not isinstance(path, str | bytes | os.PathLike):
+            return False
+        text = os.path.abspath(os.fsdecode(path))
+        return self._is_inside(text) and not self._is_inside(
+            os.path.realpath(os.path.dirname(text))
+        )
 
     def _real(self, path: Any) -> str | None:
         """Return the absolute path of a person's file; None for what is none, or the run's own."""
@@ -117,18 +150,79 @@ class Overlay:
     def _make(self, folder: str) -> None:
         if self._is_made(folder) or not os.path.isdir(folder):
             return
+        for above in reversed(Path(folder).parents):  # nothing is made behind a link
+            if os.path.islink(self.root + str(above)):
+                self._make(str(above))
         own = self.root + folder
         if os.path.islink(own):
             os.unlink(own)
         os.makedirs(own, exist_ok=True)
-        for name in os.listdir(folder):
-            if not os.path.lexists(os.path.join(own, name)):
-                os.symlink(os.path.join(folder, name), os.path.join(own, name))
+        self._link(folder)
         self._made.add(folder)
+
+    def _link(self, folder: str) -> None:
+        own = self.root + folder
+        with contextlib.suppress(PermissionError):  # of a folder above that nobody may list
+            for name in _listdir(folder):
+                if not os.path.lexists(os.path.join(own, name)):
+                    os.symlink(os.path.join(folder, name), os.path.join(own, name))
+
+
+def _is_link_to(own: str, real: str) -> bool:
+    """Return whether a path of the run is a link that stands for a person's file or folder."""
+    return os.path.islink(own) and _readlink(own) == real
+
+
+class _Entry:
+    """An entry of a folder of the run, as the person's own folder would have it."""
+
+    def __init__(self, entry: os.DirEntry[str], folder: Any) -> None:
+        self.name, self.path = entry.name, os.path.join(os.fsdecode(folder), entry.name)
+        self._entry = entry
+        self._real = os.path.abspath(self.path)
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    def is_symlink(self) -> bool:
+        """Return whether it is a link of the person's or the script's."""
+        is_ours = _is_link_to(self._entry.path, self._real)
+        return os.path.islink(self._real) if is_ours else self._entry.is_symlink()
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        """Return whether it is a folder."""
+        return self._entry.is_dir() and (follow_symlinks or not self.is_symlink())
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        """Return whether it is a file."""
+        return self._entry.is_file() and (follow_symlinks or not self.is_symlink())
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Return what the system knows of it."""
+        return os.stat(self.path, follow_symlinks=follow_symlinks)
+
+    def inode(self) -> int:
+        """Return its number."""
+        return self.stat(follow_symlinks=False).st_ino
+
+
+class _Entries(contextlib.ExitStack):
+    """What `os.scandir` returns for a folder of the run."""
+
+    def __init__(self, entries: Any, folder: Any) -> None:
+        super().__init__()
+        self.enter_context(entries)
+        self._entries, self._folder = entries, folder
+
+    def __iter__(self) -> Iterator[_Entry]:
+        return self
+
+    def __next__(self) -> _Entry:
+        return _Entry(next(self._entries), self._folder)
 
 
 READING = (
-    "stat", "lstat", "statvfs", "access", "listdir", "scandir", "readlink", "chdir", "pathconf",
+    "stat", "lstat", "statvfs", "access", "listdir", "readlink", "chdir", "pathconf",
     "listxattr", "getxattr",
 )  # fmt: skip
 WRITING_ONE = ("mkdir", "rmdir", "remove", "unlink", "chmod", "utime", "truncate", "chown")
@@ -137,7 +231,7 @@ WRITING_TWO = ("rename", "replace", "link", "symlink")
 
 def _files(overlay: Overlay) -> Iterator[tuple[Any, str, Any]]:
     """Yield what is replaced, so that files are read and written in the overlay."""
-    own_open, os_open = io.open, os.open
+    own_open, os_open, os_scandir = io.open, os.open, os.scandir
 
     def opened(file: Any, mode: str = "r", *more: Any, **options: Any) -> Any:
         writes = any(letter in mode for letter in "wax+")
@@ -163,7 +257,13 @@ def _files(overlay: Overlay) -> Iterator[tuple[Any, str, Any]]:
         return own(first, overlay.writing(target, keeps=False), *more, **options)
 
     own_symlink = os.symlink
+
+    def scanned(path: Any = ".") -> Any:
+        place = overlay.reading(path)
+        return os_scandir(path) if place == path else _Entries(os_scandir(place), path)
+
     yield builtins, "open", opened
+    yield os, "scandir", scanned
     yield io, "open", opened
     yield os, "open", opened_by_flags
     for names, function in ((READING, read), (WRITING_ONE, written), (WRITING_TWO, both)):
@@ -221,14 +321,13 @@ class _Checkpoints:
         if key := _key(file):
             self._held[key] = pytree.tree_map_only(torch.Tensor, outline, value)
 
-    def load(
-        self, own: Any, file: Any, map_location: Any = None, *more: Any, **options: Any
-    ) -> Any:
+    def load(self, own: Any, file: Any, *more: Any, **options: Any) -> Any:
         """Return what a file of this run holds, or read another one."""
         held = self._held.get(_key(file))
         if held is None:
-            return own(file, map_location, *more, **options)
-        device = map_location if isinstance(map_location, str | torch.device) else "cpu"
+            return own(file, *more, **options)
+        place = [*more, options.get("map_location"), options.get("device")]  # of either function
+        device = next((each for each in place if isinstance(each, str | torch.device)), "cpu")
         found = pytree.tree_map_only(TensorOutline, lambda saved: saved.made(device), held)
         return copy.deepcopy(found) if found is held else found  # a whole model, for instance
 
@@ -270,8 +369,11 @@ class _OutsideGuard:
             return
         if event in STARTS:
             raise PermissionError(NO_PROCESS)
-        if event == "socket.connect" and isinstance(given[1], tuple):
+        is_asking = event == "socket.connect" and isinstance(given[1], tuple)
+        if is_asking or (event == "socket.getaddrinfo" and given[0] not in HERE):
             raise ConnectionRefusedError(NO_HOST)
+        if event in CHANGES and self._overlay is not None and self._overlay.leads_out(given[0]):
+            raise PermissionError(NO_WRITE.format(path=given[0]))
         is_writing = event == "open" and isinstance(given[2], int) and given[2] & WRITING
         if is_writing and self._overlay is not None and self._overlay.is_of_person(given[0]):
             raise PermissionError(NO_WRITE.format(path=given[0]))
@@ -315,7 +417,9 @@ def around_script(load: Callable[[Any], None], home: str, *, writes: bool) -> It
             overlay = Overlay(home)
             for name, usual in CACHES.items():
                 os.environ[name] = _mirrored(os.environ.get(name, usual), home)
-            replaced_parts += _files(overlay)
+            # libraries in C write where the process is, and links lead them to what is there
+            os.chdir(overlay.folder(os.getcwd()))
+            replaced_parts += [*_files(overlay), (os, "getcwd", overlay.folder_of_script)]
         for holder, name, value in replaced_parts:
             stack.callback(setattr, holder, name, getattr(holder, name))
             setattr(holder, name, value)

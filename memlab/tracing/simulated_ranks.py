@@ -392,7 +392,7 @@ def as_rank(config: StepConfig, rank: int, tracker: Tracker) -> Iterator[None]:
     """Let this process be one of the ranks of a config, as far as a recording can tell.
 
     Raises:
-        UnsupportedError: this process is one of several real ranks, or PyTorch has none.
+        UnsupportedError: the sharding is DeepSpeed's, or as for `alone_among`.
     """
     if config.sharding is Sharding.NONE:
         yield
@@ -406,6 +406,21 @@ def as_rank(config: StepConfig, rank: int, tracker: Tracker) -> Iterator[None]:
             f"sharding={plain!r}"
         )
 
+    try:
+        with alone_among(config.world_size, rank, tracker):
+            yield
+    finally:
+        if is_tensor_parallel(config):
+            forget_shardings()
+
+
+@contextlib.contextmanager
+def alone_among(world_size: int, rank: int, tracker: Tracker) -> Iterator[None]:
+    """Let this process be one of so many ranks, as far as a recording can tell.
+
+    Raises:
+        UnsupportedError: this process is one of several real ranks, or PyTorch has none.
+    """
     if not dist.is_available():
         raise UnsupportedError("this build of PyTorch has no torch.distributed")
     if dist.is_initialized():
@@ -414,21 +429,17 @@ def as_rank(config: StepConfig, rank: int, tracker: Tracker) -> Iterator[None]:
             "call memlab.predict from a process that is no rank"
         )
 
-    try:
-        with (
-            group_of_none(rank, config.world_size),
-            replicated_by(FakeReducer, FakeLogger),
-            shapes_found_unseen(),
-            drawn_as_on_a_cpu(),
-            meshes_joined_unseen(),
-            parameters_divided_by(PartsOnDemand),
-            storages_resized_by(tracker.blocks.resize),
-            fake_cuda.issued_on(tracker.streams),
-        ):
-            yield
-    finally:
-        if is_tensor_parallel(config):
-            forget_shardings()
+    with (
+        group_of_none(rank, world_size),
+        replicated_by(FakeReducer, FakeLogger),
+        shapes_found_unseen(),
+        drawn_as_on_a_cpu(),
+        meshes_joined_unseen(),
+        parameters_divided_by(PartsOnDemand),
+        storages_resized_by(tracker.blocks.resize),
+        fake_cuda.issued_on(tracker.streams),
+    ):
+        yield
 
 
 class PartsOnDemand(Sequence[torch.Tensor]):

@@ -8,6 +8,8 @@ import textwrap
 from dataclasses import replace
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import memlab
 from benchmarks.script_peaks import METER
@@ -277,6 +279,12 @@ BAD = {
     "import urllib.request; urllib.request.urlopen('http://192.0.2.1')": (
         Outcome.FAILED, "no other host is asked",
     ),
+    "import socket; socket.getaddrinfo('data.example', 80)": (
+        Outcome.FAILED, "no other host is asked",
+    ),
+    "raise RuntimeError('failed because of this:\\nno package x')": (
+        Outcome.FAILED, "failed because of this: no package x (",
+    ),
     "import nothing_like_this": (Outcome.FAILED, "nothing_like_this"),
     "import ctypes, os\nos.open.func": (Outcome.FAILED, "AttributeError"),
 }  # fmt: skip
@@ -344,3 +352,143 @@ def test_it_is_run_from_code_in_a_worker(folder):
     with pytest.raises(MemlabError, match=r"ends in .py or .ipynb"):
         memlab.run_script("train.txt")
     assert replace(found, stages=()).table() != found.table()
+
+
+def test_folders_look_as_they_are_and_nothing_behind_a_link_is_removed(folder):
+    (folder / "data" / "sub" / "deep").mkdir(parents=True)
+    (folder / "data" / "sub" / "deep" / "a.txt").write_text("a")
+    (folder / "data" / "b.txt").write_text("b")
+    text = """
+    import glob, os, pathlib, shutil
+    open("data/new.txt", "w").write("1")
+    open("new.txt", "w").write("2")
+    found = ["data/b.txt", "data/new.txt", "data/sub/deep/a.txt"]
+    assert sorted(map(str, pathlib.Path("data").rglob("*.txt"))) == found
+    assert [len(files) for _, _, files in os.walk(os.path.abspath("data"))] == [2, 0, 1]
+    for entry in os.scandir("data"):
+        assert entry.path == "data/" + entry.name and not entry.is_symlink()
+        assert os.path.exists(entry) and not os.path.islink(entry.path)
+    shutil.copytree("data", "copied")
+    assert open("copied/sub/deep/a.txt").read() == "a"
+    shutil.rmtree("data")
+    assert not os.path.exists("data") and os.getcwd() == os.path.dirname(__file__)
+    """
+    ok(run(folder, text))
+    assert (folder / "data" / "sub" / "deep" / "a.txt").read_text() == "a"
+    assert sorted(each.name for each in folder.iterdir()) == ["data", "train.py"]
+
+
+def test_old_types_a_generator_and_data_parallel_of_the_card(folder):
+    text = """
+    import torch
+    kind = torch.cuda.FloatTensor
+    x = kind([[1.0, 2.0]])
+    assert isinstance(x, kind) and not isinstance(x, torch.cuda.LongTensor)
+    assert x.is_cuda and x.type() == "torch.cuda.FloatTensor" and kind(3, 2).shape == (3, 2)
+    assert torch.zeros(2).type(torch.cuda.HalfTensor).dtype is torch.float16
+    assert torch.zeros(2).type("torch.cuda.LongTensor").is_cuda
+    drawn = torch.Generator(device="cuda").manual_seed(3)
+    assert isinstance(drawn, torch.Generator) and drawn.device.type == "cuda"
+    assert torch.randn(3, generator=drawn, device="cuda").is_cuda
+    order = torch.randperm(10, generator=torch.Generator().manual_seed(0)).tolist()
+    assert order == torch.randperm(10, generator=torch.Generator().manual_seed(0)).tolist()
+    model = torch.nn.DataParallel(torch.nn.Linear(2, 2)).cuda()
+    assert model(torch.zeros(4, 2)).is_cuda and "module.weight" in model.state_dict()
+    """
+    ok(run(folder, text))
+
+
+RANKS = """
+import os, torch, torch.distributed as dist
+from torch.distributed import init_process_group
+
+def main(rank, size):
+    init_process_group("nccl", rank=rank, world_size=size)
+    assert (dist.get_rank(), dist.get_world_size()) == (rank, size) == (0, 4)
+    model = torch.nn.Linear(1024, 1024, bias=False).to(rank)
+    model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        model(torch.zeros(1, 1024, device=rank)).sum().backward()
+        optimizer.step()
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+def test_a_script_runs_as_the_first_of_ranks(folder):
+    file = folder / "train.py"
+
+    def found(text, ranks, script=RANKS):
+        file.write_text(script + text)
+        script = Script(path=str(file), ranks=ranks)
+        return predict_script_in_process(
+            script, cards.resolve("t4"), memory_limit=None, report=lambda _: None
+        )
+
+    by_torchrun = "main(int(os.environ['LOCAL_RANK']), int(os.environ['WORLD_SIZE']))"
+    spawned = "import torch.multiprocessing as mp; mp.spawn(main, args=(4,), nprocs=4)"
+    divided = "torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank])"
+    plain = found(by_torchrun, 4, RANKS.replace(divided, "model"))
+    for made in (found(by_torchrun, 4), found(spawned, 0)):
+        step, alone = ok(made).stage("step"), ok(plain).stage("step")
+        # the bucket in which the gradients are averaged is as large as they are
+        assert step.peak_allocated_bytes - alone.peak_allocated_bytes == 4 * MIB
+    assert any("first of 4 ranks" in note for note in plain.notes)
+    refused = found(by_torchrun, 0)
+    assert refused.outcome is Outcome.UNSUPPORTED
+    assert "train.py asks for LOCAL_RANK" in refused.message
+    assert "--nproc-per-node" in refused.message
+    assert not torch.distributed.is_initialized()
+
+
+def test_what_a_library_writes_in_c_and_a_module_that_is_written_are_found(folder):
+    text = """
+    import numpy, os, sqlite3, sys
+    assert numpy.genfromtxt("../{above}").tolist() == [1.0, 2.0]  # opened without Python's `open`
+    os.makedirs("out")
+    connection = sqlite3.connect("out/log.db")
+    connection.execute("create table steps (loss)")
+    connection.close()
+    assert os.path.getsize("out/log.db")
+    place = os.environ["HF_MODULES_CACHE"]
+    os.makedirs(place + "/made_by_the_script")
+    open(place + "/made_by_the_script/__init__.py", "w").write("loss = 3")
+    sys.path.append(place)
+    import made_by_the_script
+    assert made_by_the_script.loss == 3
+    """
+    above = folder.with_suffix(".txt")
+    above.write_text("1 2")
+    ok(run(folder, text.format(above=above.name)))
+    assert [each.name for each in folder.iterdir()] == ["train.py"]
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_a_script_that_does_not_end(folder, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    (folder / "train.py").write_text("open('made.txt', 'w').write('x')\nwhile True:\n    pass")
+    found = memlab.run_script("train.py", device="t4", timeout_seconds=8, progress=False)
+    assert found.outcome is Outcome.TIMED_OUT
+    assert not list(folder.glob("memlab-run-*"))
+    assert not (folder / "made.txt").exists()
+
+
+def test_a_sparse_tensor_of_the_host_is_refused_in_one_sentence(folder):
+    text = "import torch; torch.eye(3).to_sparse().cuda()"
+    found = run(folder, text)
+    assert found.outcome is Outcome.UNSUPPORTED
+    assert "layout sparse_coo" in found.message
+
+
+def test_a_loader_without_a_step_and_safetensors_by_name(folder):
+    text = """
+    import torch
+    from safetensors.torch import load_file
+    x = torch.zeros(3, device="cuda")
+    for _ in torch.utils.data.DataLoader(range(4), 2):
+        pass
+    assert load_file("weights.safetensors", device="cpu")["a"].tolist() == [1.0, 1.0]
+    """
+    save_file({"a": torch.ones(2)}, folder / "weights.safetensors")
+    assert ok(run(folder, text)).stage("end")
