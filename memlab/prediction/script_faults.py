@@ -14,7 +14,7 @@ those of two. So what a first step makes (optimizer state, gradients, caches) is
 
 Nothing is said of less than 1 % of a peak, nor of less than 1 MiB, half of the smallest segment
 that the caching allocator asks a card for; except what grows without end, and training that goes
-wrong. Of growth, less than 4 KiB a step is not told: those are a few numbers for a log.
+wrong. Numbers that are kept for a log are no growth: each takes one of the smallest blocks.
 
 Left out: gradients accumulated over micro-batches without dividing the loss. A sum over
 micro-batches is a mean with another learning rate, and under Adam the same, so nothing that ran
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
 
 LEAST_SHARE, LEAST_BYTES = 0.01, 2**20  # of a peak, that a change lowers it by
-LEAST_GROWTH = 4096  # bytes a step
+NUMBER_BYTES = 512  # the smallest block of a card, which a number takes
 REPETITIONS = 3
 COPIED_SHARE = 0.9  # of a model's parameters, that a copy has too
 LOG_SOFTMAX, JOINS = "aten::_log_softmax", "aten::cat"
@@ -250,12 +250,15 @@ def _kept_graphs(run: _Run) -> Iterator[_Found]:
         return
     ends = [each.operator for each in run.updates]
     reached: dict[Line, set[int]] = defaultdict(set)
+    last: dict[Line, set[int]] = defaultdict(set)  # what a graph of the last step reaches further
     for forward, numbers in run.facts.graphs:
         if forward >= 0:
-            reached[run.recorded.operator_lines[forward]] |= numbers
+            line = run.recorded.operator_lines[forward]
+            (reached if numbers else last)[line] |= numbers or {forward}
     for line, numbers in reached.items():
-        rounds = np.searchsorted(ends, sorted(numbers))
-        if len(set(rounds.tolist())) < REPETITIONS:
+        rounds = {int(np.searchsorted(ends, each)) for each in numbers}
+        others = {int(np.searchsorted(ends, each)) for each in last[line]}
+        if len(rounds) < REPETITIONS - 1 or len(rounds | others) < REPETITIONS:
             continue
         held = [
             block
@@ -287,10 +290,12 @@ def _kept(
     absent = []
     for block in blocks:
         place, birth = run.round(block, ends), int(run.births[block])
-        rounds[place] += int(run.sizes[block])
         is_joined = run.made_by(block) == JOINS
         end = run.row_after(ends[place]) if place < len(ends) and not is_joined else birth
-        absent.append((block, max(end, birth), int(run.deaths[block])))
+        begin, death = max(end, birth), int(run.deaths[block])
+        if begin < death:
+            rounds[place] += int(run.sizes[block])
+            absent.append((block, begin, death))
     each = sorted(rounds.values())
     if all(run.made_by(block) == JOINS for block in blocks):
         each = np.diff(each).tolist()
@@ -349,33 +354,34 @@ def _growth(run: _Run) -> Iterator[_Found]:
     blocks = [
         block
         for block in run.real
-        if run.births[block] < last or _is_before_stage_after(run, block, ends[-1])
         if block not in run.told | run.gradients | run.weights
         if run.phase(run.recording.blocks[block].operator) is not Phase.OPTIMIZER
+        if run.sizes[block] > NUMBER_BYTES
         if run.stage(block) not in OTHERS
     ]
     for line, group in _growing(run, blocks, ends):
-        found = _kept(run, FaultKind.GROWTH, line, group, ends)
-        if found.nbytes >= LEAST_GROWTH:
-            yield found
+        yield _kept(run, FaultKind.GROWTH, line, group, ends)
 
 
 def _kept_in_evaluation(run: _Run) -> Iterator[_Found]:
     """Blocks of three batches of an evaluation that are alive at once, of one line."""
-    steps = [each.step for each in run.recording.intervals]
+    steps = [run.recording.intervals[each.interval].step for each in run.recording.operators]
+    found: dict[Line, _Found] = {}
     for stage, name in enumerate(run.names):
-        calls = [call for call in run.facts.calls if name == EVALUATION and call.end > call.first
-                 and steps[run.recording.operators[call.first].interval] == stage]  # fmt: skip
-        if len(calls) < REPETITIONS:
+        firsts = [call.first for call in run.facts.calls
+                  if name == EVALUATION and steps[min(call.first, len(steps) - 1)] == stage]  # fmt: skip
+        if len(firsts) < REPETITIONS:
             continue
-        ends = [call.first for call in calls[1:]]
         inside = [block for block in run.real if block not in run.told
-                  if run.births[block] >= run.row_after(calls[0].first - 1)
-                  if steps[run.trace.interval[run.births[block]]] == stage]  # fmt: skip
-        for line, group in _growing(run, inside, ends):
-            found = _kept(run, FaultKind.EVALUATION_KEPT, line, group, ends, per="batch",
-                          everywhere=True)  # fmt: skip
-            yield _with_joined(run, found)
+                  if steps[run.recording.blocks[block].operator] == stage]  # fmt: skip
+        for line, group in _growing(run, inside, firsts[1:]):
+            kept = _kept(run, FaultKind.EVALUATION_KEPT, line, group, firsts[1:], per="batch",
+                         everywhere=True)  # fmt: skip
+            found.setdefault(line, kept)
+            if found[line] is not kept:
+                found[line].absent += kept.absent
+    for each in found.values():
+        yield _with_joined(run, each)
 
 
 def _with_joined(run: _Run, found: _Found) -> _Found:
@@ -545,17 +551,23 @@ def _retained(run: _Run) -> Iterator[_Found]:
 
 
 def _of_last_step(run: _Run) -> Iterator[_Found]:
-    """Blocks of a step that nothing reads after it, and that die within the next one."""
-    ends = [each.operator for each in run.updates]
+    """Blocks that nothing reads from the next step on, and that die within that step."""
+    calls = [call for call in run.facts.calls if call.has_graph]
+    firsts = [next((call.first for call in calls if call.first > update.operator), None)
+              for update in run.updates]  # fmt: skip
+    starts = sorted({first for first in firsts if first is not None})
+    rows = [*(run.row_after(start - 1) for start in starts), len(run.live)]
     found: dict[Line, list[tuple[int, int, int]]] = defaultdict(list)
     for block in run.real:
-        number, place = run.recording.blocks[block].operator, run.round(block, ends)
-        if place + 1 >= len(ends) or run.phase(number) in (Phase.BUILD, Phase.OPTIMIZER):
+        place = int(np.searchsorted(starts, run.last_use(block), "right"))
+        if place >= len(starts) or block in run.told | run.gradients | run.weights:
             continue
-        begin, end = run.row_after(ends[place]), run.row_after(ends[place + 1])
-        if block in run.told | run.gradients | run.weights or run.last_use(block) > ends[place]:
+        if run.phase(run.recording.blocks[block].operator) in (Phase.BUILD, Phase.OPTIMIZER):
             continue
-        if begin < run.deaths[block] < end:
-            found[run.line(block)].append((block, begin, int(run.deaths[block])))
+        if rows[place] < run.deaths[block] < rows[place + 1]:
+            found[run.line(block)].append((block, rows[place], int(run.deaths[block])))
     for line, absent in found.items():
-        yield _kept(run, FaultKind.LAST_STEP, line, [block for block, _, _ in absent], ends, per="")
+        held = Counter[int]()
+        for block, begin, _ in absent:
+            held[begin] += int(run.sizes[block])
+        yield _Found(FaultKind.LAST_STEP, line, max(held.values()), absent=absent)

@@ -250,19 +250,18 @@ class Watcher:
     def end_training(self) -> None:
         """Note which graphs are alive after the last update that is followed.
 
-        Of the tensors with a graph those count that no other one reaches: a loss, and not the
-        activations below it.
+        A tensor that another one reaches, as a loss reaches its activations, reaches nothing by
+        itself.
         """
         tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
         nodes = {each.grad_fn for each in tensors} - {None}
         reached: set[Any] = set()
         forward_of = self._tracker.forward_of
         for node in sorted(nodes, key=sequence_number_of, reverse=True):
-            if node not in reached:
-                below = _below(node)
-                reached |= below
-                numbers = [forward_of(sequence_number_of(each)) for each in (node, *below)]
-                self.facts.graphs.append((numbers[0], frozenset(numbers) - {-1}))
+            below = set() if node in reached else {node, *_below(node)}
+            reached |= below
+            numbers = {forward_of(sequence_number_of(each)) for each in below} - {-1}
+            self.facts.graphs.append((forward_of(sequence_number_of(node)), frozenset(numbers)))
 
 
 def _parameters(optimizer: Any) -> list[torch.Tensor]:
