@@ -127,7 +127,7 @@ class ScriptFault:
     def __str__(self) -> str:
         """Return for instance "train.py:31: gradients are never zeroed: call zero_grad ..."."""
         more = f", {format_bytes(self.nbytes)}" if self.nbytes else ""
-        more += f" more with each {self.per}" if self.per else ""
+        more += f" more with each {self.per}" if more and self.per else ""
         said = f"{Path(self.file).name}:{self.line}: {self.kind}{more}: {self.change}"
         if not self.stage:
             return said

@@ -23,8 +23,9 @@ proves it wrong. A copy that is not used is only told of a script that ran to it
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -74,7 +75,8 @@ GROWS = (FaultKind.KEPT_GRAPH, FaultKind.GROWTH)
 class _Found:
     """A fault whose effect is not known yet.
 
-    `absent` has blocks, each with the rows from which, and up to which, it would not be there.
+    `absent` has blocks, each with the rows from which, and up to which, it would not be there;
+    `covers` those that no other fault tells of again.
     """
 
     kind: FaultKind
@@ -82,6 +84,7 @@ class _Found:
     nbytes: int = 0
     per: str = ""
     absent: list[tuple[int, int, int]] = field(default_factory=list)
+    covers: frozenset[int] = frozenset()
     change: Change | None = None
     everywhere: bool = False  # whether the peak of any stage counts, and not only that of the run
 
@@ -134,7 +137,7 @@ def _tried(run: _Run, found: _Found, again: Again) -> ScriptFault | None:
         after = run.peaks(run.without(found.absent))
     if after is None:
         return None
-    run.told.update(block for block, _, _ in found.absent)
+    run.told |= found.covers.union(block for block, _, _ in found.absent)
     saved = {name: peak - after.get(name, peak) for name, peak in before.items()}
     highest = max(before, key=lambda name: before[name])
     whole = max(before.values()) - max(after.values())
@@ -168,7 +171,9 @@ class _Run:
             places[trace.address[rows]] = rows
         self.sizes = np.where(self.births >= 0, trace.nbytes[self.births], 0)
         self.real = np.flatnonzero(self.births >= 0).tolist()
-        self.gradients = frozenset[int]().union(*(each.gradients for each in self.facts.updates))
+        self.gradients: Set[int] = {
+            block for each in self.facts.updates for block in each.gradients.values()
+        }
         self.parameters = frozenset[int]().union(*(each.parameters for each in self.facts.calls))
         self.weights = self.parameters | self.facts.updated | self.recording.states.keys()
 
@@ -211,8 +216,14 @@ class _Run:
         return self.recording.intervals[self.recording.operators[operator].interval].phase
 
     def line(self, block: int) -> Line:
-        """Return the line that made a block."""
-        return self.recorded.lines[block]
+        """Return the line that made a block; that calls the model, if a model made it."""
+        return self.line_of(self.recording.blocks[block].operator, self.recorded.lines[block])
+
+    def line_of(self, operator: int, line: Line) -> Line:
+        """Return the line of an operator, or the one that calls the model which runs it."""
+        calls = self.facts.calls
+        at = bisect_right(calls, operator, key=lambda call: call.first) - 1
+        return calls[at].line if at >= 0 and operator < calls[at].end else line
 
     @cached_property
     def reads(self) -> dict[int, list[int]]:
@@ -241,7 +252,8 @@ class _Run:
 
     def last_use(self, block: int) -> int:
         """Return the last operator that makes or reads a block."""
-        return max([self.recording.blocks[block].operator, *self.reads.get(block, ())])
+        made, reads = self.recording.blocks[block].operator, self.reads.get(block)
+        return reads[-1] if reads else made
 
 
 def _kept_graphs(run: _Run) -> Iterator[_Found]:
@@ -251,10 +263,10 @@ def _kept_graphs(run: _Run) -> Iterator[_Found]:
     ends = [each.operator for each in run.updates]
     reached: dict[Line, set[int]] = defaultdict(set)
     last: dict[Line, set[int]] = defaultdict(set)  # what a graph of the last step reaches further
-    for forward, numbers in run.facts.graphs:
+    for forward, below in run.facts.graphs:
         if forward >= 0:
-            line = run.recorded.operator_lines[forward]
-            (reached if numbers else last)[line] |= numbers or {forward}
+            line = run.line_of(forward, run.recorded.operator_lines[forward])
+            (reached if below else last)[line] |= below or {forward}
     for line, numbers in reached.items():
         rounds = {int(np.searchsorted(ends, each)) for each in numbers}
         others = {int(np.searchsorted(ends, each)) for each in last[line]}
@@ -267,7 +279,9 @@ def _kept_graphs(run: _Run) -> Iterator[_Found]:
                 [run.recording.blocks[block].operator, *run.reads.get(block, ())]
             )
         ]
-        yield _kept(run, FaultKind.KEPT_GRAPH, line, _outliving(run, held, ends), ends)
+        kept = _kept(run, FaultKind.KEPT_GRAPH, line, _outliving(run, held, ends), ends)
+        kept.covers = frozenset(held)
+        yield kept
 
 
 def _outliving(run: _Run, blocks: Iterable[int], ends: Sequence[int]) -> list[int]:
@@ -330,9 +344,8 @@ def _most_rounds(run: _Run, group: Sequence[int], ends: Sequence[int]) -> int:
     """Return from how many rounds blocks of a group are alive at the same time."""
     births, deaths = run.births[group], run.deaths[group]
     rounds = np.array([run.round(block, ends) for block in group])
-    return max(
-        len(set(rounds[(births <= birth) & (birth < deaths)].tolist())) for birth in births.tolist()
-    )
+    alive = ((births <= birth) & (birth < deaths) for birth in births.tolist())
+    return max(len(set(rounds[each].tolist())) for each in alive)
 
 
 def _joined(run: _Run, group: Sequence[int]) -> int:
@@ -366,11 +379,11 @@ def _growth(run: _Run) -> Iterator[_Found]:
 def _kept_in_evaluation(run: _Run) -> Iterator[_Found]:
     """Blocks of three batches of an evaluation that are alive at once, of one line."""
     steps = [run.recording.intervals[each.interval].step for each in run.recording.operators]
+    steps.append(len(run.names))  # of a call after the last operator
     found: dict[Line, _Found] = {}
     for stage, name in enumerate(run.names):
-        firsts = [call.first for call in run.facts.calls
-                  if name == EVALUATION and steps[min(call.first, len(steps) - 1)] == stage]  # fmt: skip
-        if len(firsts) < REPETITIONS:
+        firsts = [call.first for call in run.facts.calls if steps[call.first] == stage]
+        if name != EVALUATION or len(firsts) < REPETITIONS:
             continue
         inside = [block for block in run.real if block not in run.told
                   if steps[run.recording.blocks[block].operator] == stage]  # fmt: skip
@@ -419,8 +432,10 @@ def _never_zeroed(run: _Run) -> Iterator[_Found]:
     """Gradients that two backward passes of two updates add to, with no zeros in between."""
     seen: dict[Line, list[bool]] = defaultdict(list)
     for update, following in _pairs(run):
-        states = [_is_zeroed(run, block, update.operator, following.operator)
-                  for block in update.gradients & following.gradients]  # fmt: skip
+        states = [
+            _is_zeroed(run, block, update.operator, following.operator)
+            for block in {*update.gradients.values()} & {*following.gradients.values()}
+        ]
         known = [state for state in states if state is not None]
         is_same = len(known) > 0 and not any(known)
         seen[update.line].append(is_same)
@@ -430,7 +445,7 @@ def _never_zeroed(run: _Run) -> Iterator[_Found]:
 
 
 def _zeroed_late(run: _Run) -> Iterator[_Found]:
-    """Gradients between the update that used them and the backward that makes them anew."""
+    """Gradients that are held through a forward of their model, up to the next backward."""
     never = {found.line for found in _never_zeroed(run)}
     absent: dict[Line, list[tuple[int, int, int]]] = defaultdict(list)
     for update, _ in _pairs(run):
@@ -438,11 +453,13 @@ def _zeroed_late(run: _Run) -> Iterator[_Found]:
             continue
         interval = run.recording.operators[update.operator + 1].interval
         done = int(np.searchsorted(run.trace.interval, interval, "right"))
-        for block in update.gradients:
+        for parameter, block in update.gradients.items():
             added = [run.row_after(each - 1) for each in run.writes.get(block, ())
                      if update.operator < each and run.phase(each) is Phase.BACKWARD]  # fmt: skip
             end = min([int(run.deaths[block]), *added[:1]])
-            if end > done:
+            call = next((call for call in run.facts.calls if call.first > update.operator
+                         and call.has_graph and parameter in call.parameters), None)  # fmt: skip
+            if call is not None and end > run.row_after(call.end - 1):
                 absent[update.line].append((block, done, end))
     for line, blocks in absent.items():
         nbytes = int(run.sizes[list({block for block, _, _ in blocks})].sum())
@@ -504,7 +521,15 @@ def _unused_graphs(run: _Run) -> Iterator[_Found]:
         nbytes = _held_by(run, largest)
         if nbytes >= LEAST_BYTES:
             change = Change(Action.WITHOUT_GRAPH, line, training)
-            yield _Found(FaultKind.UNUSED_GRAPH, line, nbytes, change=change, everywhere=True)
+            covers = frozenset(
+                block
+                for block in run.real
+                if any(
+                    call.first <= run.recording.blocks[block].operator < call.end for call in calls
+                )
+            )
+            yield _Found(FaultKind.UNUSED_GRAPH, line, nbytes, covers=covers, change=change,
+                         everywhere=True)  # fmt: skip
 
 
 def _held_by(run: _Run, call: ModelCall) -> int:
@@ -520,7 +545,7 @@ def _unused_gradients(run: _Run) -> Iterator[_Found]:
         *(each.orphans for each in run.facts.updates if not each.num_idle)
     )
     for (line, training), calls in _by_line(run.facts.calls).items():
-        given = frozenset[int]().union(*(call.parameters for call in calls))
+        given = frozenset[int]().union(*(call.parameters for call in calls if call.has_graph))
         written = [each for block in given for each in run.writes.get(block, ())
                    if each > calls[0].first]  # fmt: skip
         if given & orphans and not given & run.facts.updated and not written:

@@ -73,7 +73,7 @@ class Update:
         made: the line that made the optimizer.
         line: that asked for the update.
         operator: the last one before it.
-        gradients: blocks of those that it finds.
+        gradients: the block of each that it finds, by the block of its parameter.
         num_idle: its parameters that belong to no model that ran, and have no gradient.
         orphans: blocks of parameters with a gradient, of models that ran, in no optimizer.
     """
@@ -82,7 +82,7 @@ class Update:
     made: Line
     line: Line
     operator: int
-    gradients: frozenset[int]
+    gradients: dict[int, int]
     num_idle: int
     orphans: frozenset[int]
 
@@ -201,7 +201,7 @@ class Watcher:
                 made=self._optimizers[optimizer],
                 line=self._line(),
                 operator=len(self._tracker.recording.operators) - 1,
-                gradients=self._blocks(each.grad for each in given if each.grad is not None),
+                gradients=self._gradients(given),
                 num_idle=sum(each.grad is None and id(each) not in of_models for each in given),
                 orphans=self._blocks(
                     each
@@ -210,6 +210,15 @@ class Watcher:
                 ),
             )
         )
+
+    def _gradients(self, parameters: Iterable[torch.Tensor]) -> dict[int, int]:
+        block_of = self._tracker.blocks.block_of
+        found = {
+            block_of(each): block_of(each.grad) for each in parameters if each.grad is not None
+        }
+        return {
+            block: gradient for block, gradient in found.items() if None not in (block, gradient)
+        }
 
     def _blocks(self, tensors: Iterable[torch.Tensor]) -> frozenset[int]:
         found = map(self._tracker.blocks.block_of, tensors)
