@@ -23,7 +23,7 @@ proves it wrong. A copy that is not used is only told of a script that ran to it
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ from memlab.prediction.run_stages import peaks_of_stages
 from memlab.trace import Phase, Trace
 from memlab.tracing.person_script import ScriptRecording
 from memlab.tracing.script_course import EVALUATION, GENERATION, SAVING
-from memlab.tracing.script_facts import NOWHERE, Action, Change, Line, ModelCall, Update
+from memlab.tracing.script_facts import NOWHERE, Action, Change, Line, ModelCall, OptimizerUpdate
 
 if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
@@ -200,7 +200,7 @@ class _Run:
 
     def round(self, block: int, ends: Sequence[int]) -> int:
         """Return before which of these operators a block was made."""
-        return int(np.searchsorted(ends, self.recording.blocks[block].operator))
+        return bisect_left(ends, self.recording.blocks[block].operator)
 
     def made_by(self, block: int) -> str:
         """Return the name of the operator that made a block."""
@@ -244,7 +244,7 @@ class _Run:
         return found
 
     @cached_property
-    def updates(self) -> list[Update]:
+    def updates(self) -> list[OptimizerUpdate]:
         """The updates of the optimizer that made the most."""
         counts = Counter(each.optimizer for each in self.facts.updates)
         (most, _), *_ = counts.most_common(1) or [(-1, 0)]
@@ -267,10 +267,13 @@ def _kept_graphs(run: _Run) -> Iterator[_Found]:
         if forward >= 0:
             line = run.line_of(forward, run.recorded.operator_lines[forward])
             (reached if below else last)[line] |= below or {forward}
+    spans = {line: {bisect_left(ends, each) for each in below} for line, below in reached.items()}
     for line, numbers in reached.items():
-        rounds = {int(np.searchsorted(ends, each)) for each in numbers}
-        others = {int(np.searchsorted(ends, each)) for each in last[line]}
-        if len(rounds) < REPETITIONS - 1 or len(rounds | others) < REPETITIONS:
+        others = {bisect_left(ends, each) for each in last[line]}
+        if len(spans[line]) < REPETITIONS - 1 or len(spans[line] | others) < REPETITIONS:
+            continue
+        # a loss that reaches what is kept is not the one to blame
+        if any(reached[each] < numbers and len(spans[each]) >= REPETITIONS for each in reached):
             continue
         held = [
             block
@@ -407,9 +410,9 @@ def _with_joined(run: _Run, found: _Found) -> _Found:
     return found
 
 
-def _pairs(run: _Run) -> Iterator[tuple[Update, Update]]:
+def _pairs(run: _Run) -> Iterator[tuple[OptimizerUpdate, OptimizerUpdate]]:
     """Yield each update with the next one of the same optimizer."""
-    last: dict[int, Update] = {}
+    last: dict[int, OptimizerUpdate] = {}
     for update in run.facts.updates:
         if update.optimizer in last:
             yield last[update.optimizer], update

@@ -182,10 +182,6 @@ class ScriptTracker(Tracker):
         """Return whether a file is one of the script."""
         return _is_persons(file, self._home)
 
-    def forward_of(self, sequence: int) -> int:
-        """Return the operator that a node of autograd's graph belongs to, -1 if there is none."""
-        return self._forward_of_sequence.get(sequence, -1)
-
     def _faked(self, real: torch.Tensor) -> torch.Tensor:
         """Return a tensor of the host as a fake one, whose values are known if they are few."""
         fake = self._mode.from_tensor(real)

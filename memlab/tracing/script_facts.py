@@ -65,7 +65,7 @@ class Change:
 
 
 @dataclass(slots=True)
-class Update:
+class OptimizerUpdate:
     """One update by an optimizer.
 
     Attributes:
@@ -123,7 +123,7 @@ class Facts:
         is_seen_to_end: whether the script ran on to its end.
     """
 
-    updates: list[Update] = field(default_factory=list)
+    updates: list[OptimizerUpdate] = field(default_factory=list)
     updated: set[int] = field(default_factory=set)
     calls: list[ModelCall] = field(default_factory=list)
     retained: list[tuple[Line, int]] = field(default_factory=list)
@@ -196,7 +196,7 @@ class Watcher:
         given = _parameters(optimizer)
         self.facts.updated |= self._blocks(of_all.values())
         self.facts.updates.append(
-            Update(
+            OptimizerUpdate(
                 optimizer=list(self._optimizers).index(optimizer),
                 made=self._optimizers[optimizer],
                 line=self._line(),
@@ -269,8 +269,10 @@ class Watcher:
         for node in sorted(nodes, key=sequence_number_of, reverse=True):
             below = set() if node in reached else {node, *_below(node)}
             reached |= below
-            numbers = {forward_of(sequence_number_of(each)) for each in below} - {-1}
-            self.facts.graphs.append((forward_of(sequence_number_of(node)), frozenset(numbers)))
+            numbers = {forward_of(each) for each in below} - {-1}
+            forward = forward_of(node)
+            made_by = max(numbers, default=-1) if forward < 0 else forward
+            self.facts.graphs.append((made_by, frozenset(numbers)))
 
 
 def _parameters(optimizer: Any) -> list[torch.Tensor]:

@@ -85,7 +85,9 @@ def test_tensors_that_are_kept_in_training_and_in_evaluation(faults):
 
 
 def test_an_evaluation_with_a_graph_is_tried_without(faults):
-    text = STEP.format(more="del out, loss") + "\nmodel.eval()\nfor x in loader:\n    model(x.cuda())"
+    text = (
+        STEP.format(more="del out, loss") + "\nmodel.eval()\nfor x in loader:\n    model(x.cuda())"
+    )
     [((kind, line), fault)] = faults(text).items()
     assert (kind, line, fault.stage) == (FaultKind.UNUSED_GRAPH, "model(x.cuda())", "evaluation")
     assert fault.before_bytes - fault.after_bytes == 512 * 512 * 4  # the input that it keeps
@@ -107,7 +109,9 @@ def test_weights_that_nobody_uses(faults):
     [((kind, line), fault)] = faults("ema = copy.deepcopy(model)\n" + STEP.format(more="")).items()
     assert (kind, line) == (FaultKind.UNUSED_COPY, "ema = copy.deepcopy(model)")
     assert fault.before_bytes - fault.after_bytes == fault.nbytes
-    used = "with torch.no_grad():\n        [m.lerp_(w, 0.1) for m, w in zip(ema, model.parameters())]"
+    used = (
+        "with torch.no_grad():\n        [m.lerp_(w, 0.1) for m, w in zip(ema, model.parameters())]"
+    )
     text = "ema = [w.detach().clone() for w in model.parameters()]\n" + STEP.format(more=used)
     assert not faults(text)
 
