@@ -262,19 +262,22 @@ def _kept_graphs(run: _Run) -> Iterator[_Found]:
         return
     ends = [each.operator for each in run.updates]
     reached: dict[Line, set[int]] = defaultdict(set)
-    last: dict[Line, set[int]] = defaultdict(set)  # what a graph of the last step reaches further
+    roots: dict[Line, set[int]] = defaultdict(set)  # updates whose graphs nothing else reaches
+    last: dict[Line, set[int]] = defaultdict(set)  # tensors that another graph reaches
     for forward, below in run.facts.graphs:
         if forward >= 0:
             line = run.line_of(forward, run.recorded.operator_lines[forward])
             (reached if below else last)[line] |= below or {forward}
+            if below:
+                roots[line].add(bisect_left(ends, forward))
     spans = {line: {bisect_left(ends, each) for each in below} for line, below in reached.items()}
     for line, numbers in reached.items():
         others = {bisect_left(ends, each) for each in last[line]}
         if len(spans[line]) < REPETITIONS - 1 or len(spans[line] | others) < REPETITIONS:
             continue
-        # a loss that reaches what is kept is not the one to blame
-        if any(reached[each] < numbers and len(spans[each]) >= REPETITIONS for each in reached):
-            continue
+        carried = {each for each in last if len({bisect_left(ends, n) for n in last[each]}) > 2}
+        if len(roots[line]) == 1 and carried:  # a state, which the loss of the last step reaches
+            line = max(carried, key=lambda each: max(last[each]))
         held = [
             block
             for block in run.real
