@@ -92,7 +92,7 @@ def main() -> None:
         os.chdir(SCRIPTS)
     found = []
     for title, is_unseen in (("seen", (False,)), ("unseen", (True,)), ("all", (False, True))):
-        some = [row for row in rows if row["unseen"] in is_unseen]
+        some = [row for row in rows if row["unseen"] in is_unseen and row["outcome"] == "ok"]
         faulty = [row for row in some if row["planted"] != "-"]
         clean = [row for row in some if row["planted"] == "-"]
         num_found = sum(row["found"] for row in faulty)
@@ -101,6 +101,7 @@ def main() -> None:
             "scripts": title, "planted": len(faulty), "found with the right line": num_found,
             "with an alarm beside it": sum(bool(row["alarms"]) for row in faulty),
             "clean": len(clean), "clean with an alarm": num_alarms,
+            "not run": sum(row["unseen"] in is_unseen and row["outcome"] != "ok" for row in rows),
             "goal": report.verdict(num_found >= LEAST_FOUND * len(faulty) and not num_alarms),
         })  # fmt: skip
     shown = [{name: row[name] for name in row if name != "said"} for row in rows]

@@ -20,4 +20,4 @@ for epoch in range(1):
         del logits
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        optimizer.step()
+        optimizer.step()  # fault: gradients late

@@ -18,7 +18,7 @@ def train_step(real):
     oG.zero_grad()
     g_loss = nn.functional.softplus(-D(fake)).mean()  # fault: kept graph
     g_loss.backward()
-    oG.step()
+    oG.step()  # fault: gradients late
     history["G"].append(g_loss)  # fault: kept graph
     history["D"].append(d_loss.item())
 

@@ -12,7 +12,7 @@ def main():
         loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
         optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
+        optimizer.step()  # fault: gradients late
     torch.save(model.state_dict(), "out.pt")
 
 

@@ -23,7 +23,7 @@ def main():
         loss = loss_of(model, tokens)
         optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
+        optimizer.step()  # fault: gradients late
         if index % given.every == 1:
             model.eval()
             print(sum(loss_of(model, tokens).item() for tokens in valid) / len(valid))
