@@ -18,7 +18,8 @@ MIB = 2**20
 HEAD = """
 import copy, torch
 from torch import nn
-model = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 1024)).cuda()
+more = [part for _ in range(4) for part in (nn.GELU(), nn.Linear(1024, 1024))]
+model = nn.Sequential(nn.Linear(512, 1024), *more).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = torch.utils.data.DataLoader(torch.randn(2560, 512), 512)
 kept = []
@@ -80,7 +81,7 @@ def test_tensors_that_are_kept_in_training_and_in_evaluation(faults):
     assert (kind, fault.per, fault.stage) == (FaultKind.EVALUATION_KEPT, "batch", "evaluation")
     assert fault.nbytes == 512 * 1024 * 4
     # five outputs at the end of it; without them the activations of one batch hold the most
-    assert fault.before_bytes - fault.after_bytes > 2 * fault.nbytes
+    assert fault.before_bytes - fault.after_bytes >= 2 * fault.nbytes
     assert not faults(text.format(more=".cpu()"))
 
 
@@ -90,7 +91,8 @@ def test_an_evaluation_with_a_graph_is_tried_without(faults):
     )
     [((kind, line), fault)] = faults(text).items()
     assert (kind, line, fault.stage) == (FaultKind.UNUSED_GRAPH, "model(x.cuda())", "evaluation")
-    assert fault.before_bytes - fault.after_bytes == 512 * 512 * 4  # the input that it keeps
+    # nine outputs are saved for a backward; without it two stand at a time
+    assert fault.before_bytes - fault.after_bytes == 7 * 512 * 1024 * 4
 
 
 def test_gradients_that_are_never_zeroed_or_late(faults):
@@ -99,13 +101,13 @@ def test_gradients_that_are_never_zeroed_or_late(faults):
     zeroed = never.replace("    loss.backward", "    optimizer.zero_grad()\n    loss.backward")
     [((kind, line), fault)] = faults(zeroed).items()
     assert (kind, line) == (FaultKind.GRADIENTS_LATE, "optimizer.step()")
-    assert fault.nbytes == 4 * (512 * 1024 + 1024 + 1024 * 1024 + 1024)
+    assert fault.nbytes == 4 * (512 * 1024 + 1024 + 4 * (1024 * 1024 + 1024))
 
 
 def test_weights_that_nobody_uses(faults):
     text = "model = copy.deepcopy(model)\n" + STEP.format(more="")
     found = faults(text)
-    assert (FaultKind.OTHER_PARAMETERS, HEAD.strip().splitlines()[3]) in found
+    assert (FaultKind.OTHER_PARAMETERS, HEAD.strip().splitlines()[4]) in found
     [((kind, line), fault)] = faults("ema = copy.deepcopy(model)\n" + STEP.format(more="")).items()
     assert (kind, line) == (FaultKind.UNUSED_COPY, "ema = copy.deepcopy(model)")
     assert fault.before_bytes - fault.after_bytes == fault.nbytes
