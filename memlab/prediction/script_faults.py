@@ -468,8 +468,7 @@ def _zeroed_late(run: _Run) -> Iterator[_Found]:
             if call is not None and end > run.row_after(call.end - 1):
                 absent[update.line].append((block, done, end))
     for line, blocks in absent.items():
-        nbytes = int(run.sizes[list({block for block, _, _ in blocks})].sum())
-        yield _Found(FaultKind.GRADIENTS_LATE, line, nbytes, absent=blocks)
+        yield _Found(FaultKind.GRADIENTS_LATE, line, _most_held(run, blocks), absent=blocks)
 
 
 def _other_parameters(run: _Run) -> Iterator[_Found]:
@@ -539,10 +538,11 @@ def _unused_graphs(run: _Run) -> Iterator[_Found]:
 
 
 def _held_by(run: _Run, call: ModelCall) -> int:
-    """Return the bytes that a call of a model has made and that live beyond it."""
+    """Return the bytes that a call of a model has made and that live when it makes its last."""
     begin, end = run.row_after(call.first - 1), run.row_after(call.end - 1)
-    is_held = (run.births >= begin) & (run.births < end) & (run.deaths >= end)
-    return int(run.sizes[is_held].sum())
+    is_made = (run.births >= begin) & (run.births < end)
+    last = run.births[is_made].max(initial=begin)
+    return int(run.sizes[is_made & (run.deaths > last)].sum())
 
 
 def _unused_gradients(run: _Run) -> Iterator[_Found]:
@@ -598,7 +598,12 @@ def _of_last_step(run: _Run) -> Iterator[_Found]:
         if rows[place] < run.deaths[block] < rows[place + 1]:
             found[run.line(block)].append((block, rows[place], int(run.deaths[block])))
     for line, absent in found.items():
-        held = Counter[int]()
-        for block, begin, _ in absent:
-            held[begin] += int(run.sizes[block])
-        yield _Found(FaultKind.LAST_STEP, line, max(held.values()), absent=absent)
+        yield _Found(FaultKind.LAST_STEP, line, _most_held(run, absent), absent=absent)
+
+
+def _most_held(run: _Run, absent: Iterable[tuple[int, int, int]]) -> int:
+    """Return the most bytes that would be absent from one row on."""
+    held = Counter[int]()
+    for block, begin, _ in absent:
+        held[begin] += int(run.sizes[block])
+    return max(held.values())
