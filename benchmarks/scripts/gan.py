@@ -59,7 +59,7 @@ for epoch in range(2):
         out = D(fake).view(-1)
         errG = crit(out, label)
         errG.backward()
-        oG.step()
+        oG.step()  # fault: gradients late
         print(f"[{epoch}][{i}] {errG.item():.4f} {Dx:.4f}")
         if i % 4 == 0:
             with torch.no_grad():

@@ -9,6 +9,7 @@
   (`recompute_evaluator.py`). `planning.py` makes that in a worker, `plans.py` picks a `Plan` in the
   caller.
 - `predict_run.py`: a whole run in stages (`run_stages.py`), as `run_settings.py` and `run_spec.py`
-  ask for it; `run_result.py` is the answer. `predict_script.py`: the same of a person's script.
+  ask for it; `run_result.py` is the answer. `predict_script.py`: the same of a person's script,
+  `script_faults.py` what is wrong in it.
 - `step_graph.py`: what each node of a graph costs, as rows of `graph_table.py`.
 """

@@ -22,14 +22,16 @@ from memlab.prediction.predict import MOST_UNKNOWN, versions_of, width_of_second
 from memlab.prediction.predict_run import RunRecording, stages_of, summary_of, with_judgement
 from memlab.prediction.run_result import LineHolding, RunResult
 from memlab.prediction.run_settings import TrainingRun
+from memlab.prediction.script_faults import Peaks, faults_of
 from memlab.result import Outcome, Source
 from memlab.running import Report
 from memlab.trace import CATEGORIES, Trace
 from memlab.tracing.assembly import layout_of
-from memlab.tracing.person_script import Line, Script, ScriptRecording, record_script
+from memlab.tracing.person_script import Script, ScriptRecording, record_script
 from memlab.tracing.program import Program
 from memlab.tracing.script_card import LiveAllocator
 from memlab.tracing.script_course import FIRST, MOST_BATCHES, STEP
+from memlab.tracing.script_facts import Change, Line
 from memlab.tracing.trace_step import attention_notes_of_stages
 from memlab.tracing.tracker import Tracker
 
@@ -60,16 +62,34 @@ def predict_script_in_process(
     }
     card = target.card
 
-    def record(device: torch.device, _: Tracker) -> ScriptRecording:
+    def record(device: torch.device, _: Tracker, *changes: Change) -> ScriptRecording:
         allocator = None if card is None else LiveAllocator(memory_limit or card.usable_bytes)
-        return record_script(script, device, card, allocator)
+        return record_script(script, device, card, allocator, changes)
 
-    def make(recorded: ScriptRecording) -> RunResult:
+    def traced(recorded: ScriptRecording) -> tuple[RunRecording, TracedStep]:
         run = RunRecording(program=_program(recorded), run=TrainingRun(), saving_bytes=0)
         step = TracedStep(
             config=config, target=target, device=torch.device(target.kind), program=run.program,
             report=report,
         )  # fmt: skip
+        return run, step
+
+    def again(change: Change) -> Peaks | None:
+        """Return the peaks of the stages of the script with a change; None if it fails."""
+
+        def peaks(recorded: ScriptRecording) -> Peaks | None:
+            run, step = traced(recorded)
+            found = stages_of(run, recorded.names, step.kernels(timed=False), config, target)
+            return {each.name: each.peak_allocated_bytes for each in found.costs}
+
+        said = f"running {name} with a change of line {change.line[1]}"
+        tried = from_recording(
+            lambda *to: record(*to, change), peaks, config, target, report=report, text=said
+        )
+        return None if isinstance(tried, Failure) else tried
+
+    def make(recorded: ScriptRecording) -> RunResult:
+        run, step = traced(recorded)
         if not recorded.recording.blocks:
             said = f"{name} makes no tensor on {target.name}"
             notes = recorded.recording.notes
@@ -83,6 +103,7 @@ def predict_script_in_process(
             stages=found.costs,
             uncertainty=found.width,
             lines=_lines(recorded, found.trace, run.program),
+            faults=faults_of(recorded, found.trace, recorded.names, again),
             **_seconds(recorded, kernels, target),
             notes=(*_notes(recorded, script), *kernels.notes, *recorded.recording.assumptions),
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,60 @@ class LineHolding:
         return f"{Path(self.file).name}:{self.line}" if self.file else "no line of the script"
 
 
+class FaultKind(StrEnum):
+    """What is wrong in a script."""
+
+    KEPT_GRAPH = "a graph is kept from step to step"
+    GROWTH = "memory grows from step to step"
+    EVALUATION_KEPT = "an evaluation keeps something of each batch on the device"
+    UNUSED_GRAPH = "a forward pass makes a graph that no backward uses"
+    NEVER_ZEROED = "gradients are never zeroed"
+    GRADIENTS_LATE = "gradients of the last step are held in this one"
+    OTHER_PARAMETERS = "an optimizer has parameters that the model does not use"
+    UNUSED_COPY = "a copy of the weights is never used"
+    UNUSED_GRADIENTS = "a model that no optimizer updates gets gradients"
+    FLOAT_LOGITS = "the logits are copied as float32"
+    RETAINED_GRAPH = "a backward retains a graph that is not used again"
+    LAST_STEP = "a tensor of the last step is held in this one"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScriptFault:
+    """Something wrong in a script, proven by what happened when it ran.
+
+    Attributes:
+        kind: what is wrong.
+        file: of the line.
+        line: its number, from 1.
+        nbytes: that it holds: of one step or batch, where it grows; 0 where it costs no memory.
+        per: "step" or "batch" where it grows with each, else "".
+        change: what removes it.
+        stage: the one whose peak it raises the most; empty if none.
+        before_bytes: the peak of that stage.
+        after_bytes: the same with the change, as it was tried.
+    """
+
+    kind: FaultKind
+    file: str
+    line: int
+    nbytes: int
+    per: str
+    change: str
+    stage: str = ""
+    before_bytes: int = 0
+    after_bytes: int = 0
+
+    def __str__(self) -> str:
+        """Return for instance "train.py:31: gradients are never zeroed: call zero_grad ..."."""
+        more = f", {format_bytes(self.nbytes)}" if self.nbytes else ""
+        more += f" more with each {self.per}" if more and self.per else ""
+        said = f"{Path(self.file).name}:{self.line}: {self.kind}{more}: {self.change}"
+        if not self.stage:
+            return said
+        before, after = format_bytes(self.before_bytes), format_bytes(self.after_bytes)
+        return f"{said} ({self.stage}: {before} -> {after})"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunResult:
     """What a whole run costs, stage by stage.
@@ -99,6 +154,7 @@ class RunResult:
         memory_limit_bytes: what the stages are judged by; None for no limit.
         notes: what a reader of these numbers must know.
         lines: of a script, what holds the peak of the run, the largest first; the bytes sum to it.
+        faults: what is wrong in a script, as far as the run proves it; the costliest first.
         step_seconds: of a script, one update without loading its data; None if it is not known.
         seconds_uncertainty: relative half-width of that.
     """
@@ -116,6 +172,7 @@ class RunResult:
     memory_limit_bytes: int | None = None
     notes: tuple[str, ...] = ()
     lines: tuple[LineHolding, ...] = ()
+    faults: tuple[ScriptFault, ...] = ()
     step_seconds: float | None = None
     seconds_uncertainty: float = 0.0
 
@@ -202,7 +259,8 @@ class RunResult:
             for held in self.lines[:MOST_LINES]
         ]
         found = aligned([heads, *rows]) if rows else []
-        return found + (["", *aligned([["at the peak", "holds", "as"], *lines])] if lines else [])
+        found += ["", *aligned([["at the peak", "holds", "as"], *lines])] if lines else []
+        return found + (["", *map(str, self.faults)] if self.faults else [])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain JSON types."""
@@ -231,6 +289,7 @@ class RunResult:
         facts = {
             "result": str(self),
             "uncertainty": f"± {self.uncertainty:.1%}" if self.uncertainty else "",
+            "faults": " ".join(f"{fault}." for fault in self.faults),
             "notes": " ".join(self.notes),
         }
         has_reserved = self.peak_reserved_bytes is not None

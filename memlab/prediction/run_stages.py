@@ -372,13 +372,9 @@ def stage_costs(
         names: of the stages after the build, by number.
         reserved: int64, (rows,), what the caching allocator holds; None where there is none.
     """
-    live, is_counted = np.cumsum(trace.nbytes), ~_is_in_the_making(trace)
+    live = np.cumsum(trace.nbytes)
     found: dict[str, StageCost] = {}
-    for name, number, rows in rows_of_stages(trace, names):
-        peak = rows.start + int(np.argmax(np.where(is_counted[rows], live[rows], -1)))
-        # where a stage only frees, it begins with the most
-        before = int(live[rows.start - 1]) if rows.start else 0
-        peak = rows.start - 1 if before > live[peak] else peak
+    for name, number, rows, peak in peaks_of_stages(trace, names, live):
         held = int(live[peak])
         if name in found and found[name].peak_allocated_bytes >= held:
             continue
@@ -391,6 +387,24 @@ def stage_costs(
             module=_module(trace, peak),
         )
     return tuple(found.values())
+
+
+def peaks_of_stages(
+    trace: Trace, names: Sequence[str], live: npt.NDArray[np.int64]
+) -> Iterator[tuple[str, int, slice, int]]:
+    """Yield name, number, rows and the row of the peak of each stage.
+
+    Args:
+        trace: of the whole run.
+        names: of the stages after the build, by number.
+        live: int64, (rows,), the bytes that are live after each row.
+    """
+    is_counted = ~_is_in_the_making(trace)
+    for name, number, rows in rows_of_stages(trace, names):
+        peak = rows.start + int(np.argmax(np.where(is_counted[rows], live[rows], -1)))
+        # where a stage only frees, it begins with the most
+        before = int(live[rows.start - 1]) if rows.start else 0
+        yield name, number, rows, rows.start - 1 if before > live[peak] else peak
 
 
 def _is_in_the_making(trace: Trace) -> npt.NDArray[np.bool_]:

@@ -48,7 +48,8 @@ from memlab.tracing.assembly import BESIDE, LiveBlocks
 from memlab.tracing.built import check_dense
 from memlab.tracing.recording import OpTrace, Streams
 from memlab.tracing.script_card import LiveAllocator, found_by_script
-from memlab.tracing.script_course import BETWEEN, Course, Enough
+from memlab.tracing.script_course import BETWEEN, Course, Enough, named_by_use
+from memlab.tracing.script_facts import NOWHERE, Casts, Change, Facts, Line, Watcher
 from memlab.tracing.script_ranks import as_first_rank, of_ranks
 from memlab.tracing.script_world import around_script
 from memlab.tracing.tracker import NO_OPERATORS, Tracker, is_view, record_fake
@@ -62,8 +63,6 @@ MOST_CHARACTERS = 2_000  # of what a script says on stderr
 COPY = torch.ops.aten._to_copy.default
 MOST_OF_DATA = 2**18  # numbers of a tensor that a script makes of nothing, to be made for real
 MOST_ATTEMPTS = 3  # of a script that fails after a value that was assumed
-Line = tuple[str, int]  # file and number
-NOWHERE: Line = ("", 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,6 +175,19 @@ class ScriptTracker(Tracker):
             self._note(func, signature_of(func, args, kwargs or {}), args, out)
         return out
 
+    def mark(self, step: int, phase: Phase, micro_batch: int) -> None:
+        """Begin an interval; what operators read is noted in all of them."""
+        super().mark(step, phase, micro_batch)
+        self._notes_arguments = True
+
+    def here(self) -> Line:
+        """Return the line of the script that runs now."""
+        return line_of_person(self._home)
+
+    def is_persons(self, file: str) -> bool:
+        """Return whether a file is one of the script."""
+        return _is_persons(file, self._home)
+
     def _faked(self, real: torch.Tensor) -> torch.Tensor:
         """Return a tensor of the host as a fake one, whose values are known if they are few."""
         check_dense([real], "the script")
@@ -260,6 +272,7 @@ class ScriptRecording:
         names: of its stages, by number.
         updates: that its optimizers made.
         is_cut: whether a loop of it was ended early.
+        facts: what else it did.
         ended: a sentence if it ran out of memory and did not catch that, else "".
     """
 
@@ -269,6 +282,7 @@ class ScriptRecording:
     names: tuple[str, ...]
     updates: int
     is_cut: bool
+    facts: Facts
     ended: str
 
     @property
@@ -278,8 +292,9 @@ class ScriptRecording:
 
 
 def record_script(
-    script: Script, device: torch.device, card: Any, allocator: LiveAllocator | None
-) -> ScriptRecording:
+    script: Script, device: torch.device, card: Any, allocator: LiveAllocator | None,
+    changes: Sequence[Change] = (),
+) -> ScriptRecording:  # fmt: skip
     """Return what a script does over fake tensors.
 
     Args:
@@ -287,6 +302,7 @@ def record_script(
         device: of its tensors: a CPU, or the stand-in for a card.
         card: that it finds.
         allocator: of that card; None on a CPU.
+        changes: of the script, which are tried.
 
     Raises:
         BaseException: whatever the script raises and does not catch.
@@ -294,11 +310,14 @@ def record_script(
     home = str(Path(script.path).resolve().parent) if not script.is_module else os.getcwd()
     tracker = ScriptTracker(device.type, allocator, home)
     courses: list[Course] = []
+    facts: list[Facts] = []
     ended: list[str] = []
 
     def run(mode: FakeTensorMode) -> None:
-        course = Course(tracker, script.steps, lambda: tracker.blocks.held)
+        watcher = Watcher(tracker, tracker.here, changes)
+        course = Course(tracker, watcher, script.steps, lambda: tracker.blocks.held)
         courses.append(course)
+        facts.append(watcher.facts)
         tracker.mark(-1, Phase.BUILD, 0)
         with contextlib.ExitStack() as stack:
             stack.enter_context(tracker.fake_parameters(mode))
@@ -307,12 +326,14 @@ def record_script(
             if allocator is not None:
                 found = found_by_script(device, card, allocator, tracker.streams)
                 stack.enter_context(found)
+                stack.enter_context(Casts(watcher, tracker.is_persons))
             stack.enter_context(as_first_rank(script.ranks, tracker))
             stack.enter_context(course.followed())
             said = stack.enter_context(_last_of_errors())
             stack.enter_context(_threads_heard(tracker.recording))
             try:
                 _start(script)
+                watcher.facts.is_seen_to_end = True
                 ended.append("")
             except Enough:
                 ended.append("")
@@ -340,9 +361,10 @@ def record_script(
         recording=recording,
         lines=tuple(tracker.blocks.lines),
         operator_lines=tuple(tracker.lines),
-        names=tuple(courses[-1].names),
+        names=tuple(named_by_use(courses[-1].names, recording, facts[-1])),
         updates=courses[-1].updates,
         is_cut=courses[-1].is_cut,
+        facts=facts[-1],
         ended=ended[-1],
     )
 

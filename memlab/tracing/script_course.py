@@ -34,6 +34,8 @@ from torch.optim.optimizer import (
 from memlab._util.torch_private import pytree
 from memlab.memory.meter import name_of_class
 from memlab.trace import Interval, Phase
+from memlab.tracing.recording import OpTrace
+from memlab.tracing.script_facts import Action, Facts, Watcher
 from memlab.tracing.tracker import Tracker
 
 FIRST, STEP, BETWEEN = "first step", "step", "end"  # the last: while it is not known
@@ -101,7 +103,8 @@ class Course:
 
     Args:
         tracker: records it.
-        most_updates: after how many updates training has shown what it does.
+        watcher: is told of what may be wrong.
+        most_updates: after how many updates of each optimizer training has shown what it does.
         held: returns the bytes that are live now.
 
     Attributes:
@@ -110,11 +113,18 @@ class Course:
         is_cut: whether a loop was ended early.
     """
 
-    def __init__(self, tracker: Tracker, most_updates: int, held: Callable[[], int]) -> None:
-        self._tracker, self._most, self._held = tracker, most_updates, held
+    def __init__(
+        self, tracker: Tracker, watcher: Watcher, most_updates: int, held: Callable[[], int]
+    ) -> None:
+        self._tracker, self._watcher = tracker, watcher
+        self._most, self._held = most_updates, held
         self.names: list[str] = []
         self.updates = 0
-        self.is_cut = self._is_asked = self._has_gradients = False
+        self._updates_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.is_cut = self._is_asked = self._has_gradients = self._has_ended = False
+        self._is_last = False
+        self._is_used = True  # whether a backward, or an update, has followed the last forward
+        self._modes: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self._micro_batch = self._depth = self._training_loops = 0
         self._loops: weakref.WeakKeyDictionary[Any, _LoaderLoop] = weakref.WeakKeyDictionary()
         self._loop = _LoaderLoop()
@@ -134,7 +144,8 @@ class Course:
         )
         own: dict[tuple[Any, str], Any] = {}
         for holder, name, made in (
-            (torch.autograd, "backward", functools.partial(_surrounded, self._backward)),
+            (torch.autograd, "backward", self._watched_backward),
+            (torch.optim.Optimizer, "__init__", self._watcher.made_optimizer),
             (torch, "save", functools.partial(_surrounded, self._saved)),
             (torch.nn.Module, "__call__", self._abridged),
             (torch.nn.Module, "zero_grad", functools.partial(_surrounded, self._zeroed)),
@@ -161,10 +172,14 @@ class Course:
         if self._is_over if is_training else loop.has_shown(self._held()):
             self.is_cut = True
             self._training_loops += is_training
+            if is_training:
+                self._end_training()
             raise StopIteration
         loop.batches += 1
+        is_other = loop.kind and self._kind and loop.kind != self._kind
+        is_unused = self._kind == STEP and not self._is_used and loop is not self._loop
         self._loop = loop
-        if not self.names or (loop.kind and self._kind and loop.kind != self._kind):
+        if not self.names or is_other or is_unused:
             self._begin()
         elif self._kind not in ("", STEP):
             self._micro_batch += 1
@@ -172,7 +187,26 @@ class Course:
 
     @property
     def _is_over(self) -> bool:
-        return self.updates >= self._most
+        """Whether each optimizer has made its updates, or one of them twice as many."""
+        counts = self._updates_of.values()
+        least, most = min(counts, default=0), max(counts, default=0)
+        return least >= self._most or most >= 2 * self._most
+
+    def _stop_after_last(self) -> None:
+        """End a loop without a loader where it begins what comes after its last update.
+
+        Raises:
+            Enough: it begins.
+        """
+        if self._is_last:
+            self.is_cut = True
+            self._end_training()
+            raise Enough
+
+    def _end_training(self) -> None:
+        if not self._has_ended:
+            self._has_ended = True
+            self._watcher.end_training()
 
     @property
     def _kind(self) -> str:
@@ -183,13 +217,14 @@ class Course:
     def _begin(self) -> None:
         self.names.append(BETWEEN)
         self._micro_batch = 0
+        self._is_used = True
 
     def _mark(self, phase: Phase) -> None:
         self._tracker.mark(len(self.names) - 1, phase, self._micro_batch)
 
-    def _become(self, kind: str) -> None:
+    def _become(self, kind: str, *, anew: bool = False) -> None:
         """Note what the stage is for; begin another if it is for something else."""
-        if self._kind not in ("", kind) or not self.names:
+        if self._kind not in ("", kind) or not self.names or anew:
             intervals = self._tracker.recording.intervals
             self._begin()
             if intervals[-1].phase is Phase.DATA:  # its batch is loaded already
@@ -204,6 +239,12 @@ class Course:
         """
 
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not self._depth:
+                self._stop_after_last()
+                changed = self._watcher.is_changed(Action.WITHOUT_GRAPH, module.training)
+                if changed and torch.is_grad_enabled():
+                    with torch.no_grad():
+                        return call(module, *args, **kwargs)
             if self._depth or torch.is_grad_enabled() or _kind_without_gradients() != EVALUATION:
                 return own(module, *args, **kwargs)
             shapes = [outline(each) if isinstance(each, torch.Tensor) else each
@@ -213,6 +254,7 @@ class Course:
             if count >= MOST_BATCHES and known is not None:
                 self.is_cut = True
                 self._become(EVALUATION)
+                self._watcher.enter(module)
                 return pytree.tree_map_only(TensorOutline, TensorOutline.made, known)
             out = own(module, *args, **kwargs)
             is_plain = all(isinstance(leaf, PLAIN) for leaf in pytree.tree_leaves(out))
@@ -225,20 +267,28 @@ class Course:
     def _enter(self, module: torch.nn.Module, _: Any) -> None:
         if not self._depth and not torch.compiler.is_compiling():
             kind = STEP if torch.is_grad_enabled() else _kind_without_gradients()
-            self._become(kind)
+            is_switched = self._modes.get(module, module.training) != module.training
+            self._become(
+                kind, anew=kind == self._kind == STEP and is_switched and not self._is_used
+            )
+            self._modes[module] = module.training
+            self._is_used = False
             self._loop.kind = kind
             self._know(module)
             self._mark(Phase.FORWARD)
+            self._watcher.enter(module)
         self._depth += 1
         path = self._paths.get(module)
         self._calls.append(path)
         if path is not None:
             self._tracker.begin_module(path)
 
-    def _leave(self, module: torch.nn.Module, _: Any, __: Any) -> None:
+    def _leave(self, module: torch.nn.Module, _: Any, out: Any) -> None:
         self._depth -= 1
         if self._calls.pop() is not None:
             self._tracker.end_module()
+        if not self._depth:
+            self._watcher.leave(out)
 
     def _know(self, module: torch.nn.Module) -> None:
         """Remember the paths of a model's modules, and its parameters, when it first runs."""
@@ -251,9 +301,14 @@ class Course:
             self._paths.setdefault(part, name if path else root)
         self._tracker.know(module, module)
 
+    def _watched_backward(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        return _surrounded(self._backward, self._watcher.backward(own))
+
     @contextlib.contextmanager
     def _backward(self) -> Iterator[None]:
+        self._stop_after_last()
         self._become(STEP)
+        self._is_used = True
         self._mark(Phase.BACKWARD)
         yield
         self._has_gradients = True
@@ -263,36 +318,56 @@ class Course:
     @contextlib.contextmanager
     def _zeroed(self) -> Iterator[None]:
         if self._has_gradients:  # a loop that changes its weights without an optimizer
-            self._count_update()
+            self._count_update(type(self))
         yield
 
     @contextlib.contextmanager
     def _saved(self) -> Iterator[None]:
+        self._stop_after_last()
         self._become(SAVING)
         self._mark(Phase.FORWARD)
         yield
         self._begin()
         self._mark(Phase.DATA)
 
-    def _update(self, *_: Any) -> None:
+    def _update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._become(STEP)
+        self._is_used = True
+        self._watcher.update(optimizer, self._roots)
         self._micro_batch = max(self._micro_batch - 1, 0)
         self._mark(Phase.OPTIMIZER)
 
     def _updated(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for root in self._roots:
             self._tracker.know_states(root, optimizer)
-        self._count_update()
+        self._count_update(optimizer)
 
-    def _count_update(self) -> None:
+    def _count_update(self, by: Any) -> None:
         self._has_gradients = False
         self.updates += 1
-        if self._is_over and (not self._is_asked or self._training_loops >= MOST_LOOPS):
-            self.is_cut = True
-            raise Enough
+        self._updates_of[by] = self._updates_of.get(by, 0) + 1
+        self._is_last = self._is_over and (not self._is_asked or self._training_loops >= MOST_LOOPS)
         self._is_asked = False
         self._begin()
         self._mark(Phase.DATA)
+
+
+def named_by_use(names: list[str], recording: OpTrace, facts: Facts) -> list[str]:
+    """Return the names of stages, in which forward passes that no backward uses are evaluations."""
+    used = {operator.forward for operator in recording.operators} - {-1}
+    steps = [recording.intervals[operator.interval].step for operator in recording.operators]
+    trained = {interval.step for interval in recording.intervals
+               if interval.phase in (Phase.BACKWARD, Phase.OPTIMIZER)}  # fmt: skip
+    trained |= {steps[number] for number in used}
+    called = {steps[call.first] for call in facts.calls if call.end > call.first}
+    found, has_begun = [], False
+    for number, name in enumerate(names):
+        if name in (FIRST, STEP):
+            is_unused = number in called and number not in trained
+            name = EVALUATION if is_unused else STEP if has_begun else FIRST
+            has_begun |= not is_unused
+        found.append(name)
+    return found
 
 
 def _surrounded(

@@ -388,10 +388,14 @@ class Tracker(TorchDispatchMode):
             sequence = next_sequence_number() - 1
             self._forward_of_sequence.setdefault(sequence, number)
             return here, -1
-        forward = self._forward_of_sequence.get(sequence_number_of(node), -1)
+        forward = self.forward_of(node)
         if here < 0 <= forward:
             here = self.recording.operators[forward].module
         return here, forward
+
+    def forward_of(self, node: Any) -> int:
+        """Return the operator that a node of autograd's graph belongs to, -1 if there is none."""
+        return self._forward_of_sequence.get(sequence_number_of(node), -1)
 
     def _carried_out(
         self, kernel: Callable[..., Any], assumed: str | None, args: Any, kwargs: Any
