@@ -16,6 +16,7 @@ IS_TRACED = os.environ.get("MEMLAB_TRACE") == "1"
 
 NOT_OURS = (
     "Could not restore the debugger state",  # JupyterLab, where a kernel is restarted
+    "Error: Canceled future for create_subshell_request",  # the same
     "Error: widget model not found",  # ipywidgets, where a page opens while its panel is closed
     "[anywidget] Failed to initialize model.",  # the same, 2 s later
     "Cannot read properties of undefined (reading 'schema')",  # Notebook 7.6 itself, as it opens
