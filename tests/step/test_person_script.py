@@ -394,6 +394,9 @@ def test_old_types_a_generator_and_data_parallel_of_the_card(folder):
     assert order == torch.randperm(10, generator=torch.Generator().manual_seed(0)).tolist()
     model = torch.nn.DataParallel(torch.nn.Linear(2, 2)).cuda()
     assert model(torch.zeros(4, 2)).is_cuda and "module.weight" in model.state_dict()
+    weight = model.module.weight
+    copy = type(weight)(weight, requires_grad=False)  # as accelerate copies the class of one
+    assert isinstance(copy, torch.nn.Parameter) and copy.is_cuda and not copy.requires_grad
     """
     ok(run(folder, text))
 

@@ -252,10 +252,20 @@ def parameters_made_of(fake: Callable[[torch.Tensor], torch.Tensor]) -> Iterator
             return own(cls, data, *more, **named)
         return nn.Parameter.__new__(cls, fake(data.detach()), *more, **named)
 
+    own_new: Any = FakeTensor.__new__
+
+    def new(cls: type, *given: Any, **named: Any) -> Any:
+        """Return a parameter for `type(parameter)(data)`, as libraries copy the class of one."""
+        if given and isinstance(given[0], torch.Tensor):
+            return nn.Parameter(*given, **named)
+        return own_new(cls, *given, **named)
+
     torch.Tensor._make_subclass = staticmethod(make)  # type: ignore[method-assign]
+    FakeTensor.__new__ = staticmethod(new)  # type: ignore[method-assign]
     try:
         yield
     finally:
+        FakeTensor.__new__ = staticmethod(own_new)  # type: ignore[method-assign]
         del torch.Tensor._make_subclass
 
 
