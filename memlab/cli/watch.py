@@ -31,6 +31,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
     given = parser.parse_args(arguments)
+    if not given.is_module and not os.path.exists(given.script):
+        parser.error(f"script={given.script!r} is no file")
     try:
         watched = watch(given.folder, memory_limit=given.memory_limit)
     except MemlabError as error:

@@ -430,6 +430,8 @@ def _of_object(data: Any) -> StepResult:
         )
     if "config" not in data:
         return _of_row(data)
+    if "stages" in data:
+        raise ConfigError("holds a run, which has stages; allowed is the result of a step")
     try:
         return StepResult.from_dict(data)
     except MemlabError as error:

@@ -255,6 +255,7 @@ def test_every_kind_of_source_says_the_same(write_as, results, tmp_path):
         ('{"model_type": "gpt2"}', "which is no result"),
         ('{"results": 3}', "has no list of results"),
         ('{"outcome": "ok", "config": {}}', "holds a result that `--json` did not write"),
+        ('{"outcome": "ok", "config": null, "stages": []}', "holds a run, which has stages"),
         ('{"outcome": "ok", "batch_size": 4}', "holds a row that is no result"),
         (f"{COLUMNS}\na,cpu,measured,ok,1,inf,5\n", "inf is not a number from 0"),
         (f"{COLUMNS}\na,cpu,measured,ok,1,0.5,-5\n", "-5 is not a number from 0"),

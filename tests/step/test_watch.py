@@ -270,6 +270,12 @@ def test_the_command_shows_the_traceback_of_the_script_alone(tmp_path):
     assert "at train.py, line 2" in next((tmp_path / "w").glob("error*.txt")).read_text()
 
 
+def test_the_command_without_a_script_is_wrong_use(tmp_path):
+    done = run_watched(tmp_path, "", "missing.py")
+    assert done.returncode == 2
+    assert "script='missing.py' is no file" in done.stderr
+
+
 LEAKING = """
 import torch
 model, history = torch.nn.Linear(4, 4), []
