@@ -24,7 +24,7 @@ from memlab.figures.snapshots import (
     snapshot_timeline,
 )
 from memlab.figures.step_graph import step_graph
-from memlab.figures.timeline import timeline
+from memlab.figures.timeline import run_timeline, timeline
 
 __all__ = [
     "CATEGORY_COLORS",
@@ -40,6 +40,7 @@ __all__ = [
     "rank_timelines",
     "recommendations",
     "run",
+    "run_timeline",
     "scaling",
     "snapshot_comparison",
     "snapshot_fragmentation",

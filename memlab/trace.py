@@ -181,6 +181,16 @@ class Trace:
         )
 
 
+def highest_of_each(total: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.intp]:
+    """Return the first highest instant of each of at most `most` equal runs of instants."""
+    width = max(-(-len(total) // most), 1)
+    padded = np.full(-(-len(total) // width) * width, -1)
+    padded[: len(total)] = total
+    rows: npt.NDArray[np.intp]
+    rows = np.arange(0, len(padded), width) + padded.reshape(-1, width).argmax(axis=1)
+    return rows
+
+
 class LiveBytes:
     """What the timelines of steps and of snapshots share.
 

@@ -302,6 +302,20 @@ def _fit_in_words(result: StepResult) -> str:
     return f"{result.fit} {format_bytes(room)}, {what}"
 
 
+PICTURES = (".png", ".svg")
+
+
+def picture_option(what: str) -> click.Option:
+    """Return the option of a file that shows something as a picture."""
+    said = f"{what}, PNG or SVG"
+    return click.Option(["--picture"], type=Path, metavar="FILE.png", help=said)
+
+
+def _check_picture(picture: Path | None) -> None:
+    if picture is not None and picture.suffix.lower() not in PICTURES:
+        raise ConfigError(f"--picture {picture} ends in none of {', '.join(PICTURES)}")
+
+
 @contextmanager
 def _writing(option: str, path: Path) -> Iterator[None]:
     try:
@@ -344,21 +358,29 @@ def predict_command(
     click.Option(["-m", "is_module"], is_flag=True, help="SCRIPT is the name of a module"),
     click.Option(["--timeout", "timeout_seconds"], type=float, default=600.0, show_default=True,
                  metavar="SECONDS", help="after which the run is given up"),
+    picture_option("draw what is live as it goes on"),
     JSON,
     click.Argument(["script"]),
     click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED),
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )  # fmt: skip
 def run_command(
-    script: str, arguments: Sequence[str], device: str | None, as_json: bool, **options: Any
-) -> ExitCode:
+    script: str, arguments: Sequence[str], device: str | None, as_json: bool,
+    picture: Path | None, **options: Any,
+) -> ExitCode:  # fmt: skip
     """Run a person's own script, unchanged, without its card, and say what it would hold.
 
     What follows SCRIPT is for the script. It writes no files, starts no processes and asks no other
     host.
     """
+    _check_picture(picture)
     found = run_script(script, arguments, device, **options)
     show(found, as_json=as_json)
+    if picture is not None:
+        from memlab.plots import run_timeline  # late: matplotlib takes a second
+
+        with _writing("picture", picture):
+            run_timeline(found).savefig(picture, transparent=False)
     if not as_json:
         for line in found.table():
             click.echo(plain(line))
@@ -422,7 +444,6 @@ def export_command(
 # Several settings.
 
 ANSWERED = (Outcome.OK, Outcome.OUT_OF_MEMORY)
-PICTURES = (".png", ".svg")
 
 
 @command(
@@ -490,8 +511,7 @@ def recommend_command(
     number_option("memory-tolerance", MEMORY_TOLERANCE, "SHARE",
                   "change of a peak that counts as none"),
     number_option("time-tolerance", TIME_TOLERANCE, "SHARE", "the same of a time; noise is added"),
-    click.Option(["--picture"], type=Path, metavar="FILE.png",
-                 help="draw the changes, PNG or SVG"),
+    picture_option("draw the changes"),
     JSON,
 )  # fmt: skip
 def compare_command(
@@ -502,12 +522,11 @@ def compare_command(
     OLD and NEW are what --json printed, tables of memlab.results() as JSON or CSV, or stores. The
     exit code is 1 if memory or time of a setting rose, 3 if no setting is in both.
     """
-    if picture is not None and picture.suffix.lower() not in PICTURES:
-        raise ConfigError(f"--picture {picture} ends in none of {', '.join(PICTURES)}")
+    _check_picture(picture)
     found = compare(old, new, **tolerances)
     show(found, as_json=as_json)
     if picture is not None:
-        from memlab.figures.searches import cost_changes  # late: matplotlib takes a second
+        from memlab.plots import cost_changes  # late: matplotlib takes a second
 
         with _writing("picture", picture):
             cost_changes(found).savefig(picture, transparent=False)

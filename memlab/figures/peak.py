@@ -39,7 +39,13 @@ from memlab.figures.look import (
     text_width,
     write,
 )
-from memlab.figures.timeline import draw_stack, mark_phases, places_in_words, step_axes
+from memlab.figures.timeline import (
+    draw_stack,
+    mark_phases,
+    places_in_words,
+    positions,
+    step_axes,
+)
 from memlab.result import Outcome, StepResult, format_percent
 from memlab.search.holdings import BY_PARAMETER, Group, group, patterns
 from memlab.trace import Category, Holding
@@ -649,7 +655,7 @@ def _draw_rank_timeline(figure: Picture, bar: RankBar, box: Box, most: int) -> s
     axes, unit = step_axes(figure, bar.label, (left, bottom + BELOW, right, top), most)
     timeline = bar.result.timeline
     assert timeline is not None
-    draw_stack(axes, timeline, None)
+    draw_stack(axes, timeline, positions(timeline), None)
     mark_phases(axes, timeline, with_micro_batches=False)
     start, bottom, room, tall = box_points(axes)
     text = f"{bar.label}: peak {format_bytes(bar.peak_bytes)}"

@@ -45,8 +45,17 @@ from memlab.figures.look import (
     text_width,
     write,
 )
+from memlab.prediction.run_result import RunResult
 from memlab.result import StepResult, signed_percent
-from memlab.trace import CATEGORIES, PHASES, Phase, Place, Timeline
+from memlab.trace import (
+    CATEGORIES,
+    PHASES,
+    LiveBytes,
+    Phase,
+    Place,
+    Timeline,
+    highest_of_each,
+)
 
 # What the timelines of steps and snapshots are drawn with: axes with a key, thinned curves as
 # stairs, areas and lines, the phases under the axis and the peak above it.
@@ -107,12 +116,7 @@ def _draw_key(figure: Picture, rows: Sequence[Row], *, is_beside: bool) -> None:
 
 def thin(total: Ints) -> npt.NDArray[np.intp]:
     """Return the first highest instant of each of at most `COLUMNS` equal runs of instants."""
-    width = -(-len(total) // COLUMNS)
-    padded = np.full(-(-len(total) // width) * width, -1)
-    padded[: len(total)] = total
-    rows: npt.NDArray[np.intp]
-    rows = np.arange(0, len(padded), width) + padded.reshape(-1, width).argmax(axis=1)
-    return rows
+    return highest_of_each(total, COLUMNS)
 
 
 def stairs(x: Floats, y: Ints) -> tuple[Floats, Ints]:
@@ -255,6 +259,7 @@ def cut(result: StepResult, phase: Phase) -> StepResult:
 
 
 OPTIMIZER_SHARE = 0.2  # of the time axis, at most: a loop over parameters is long and flat
+TONES_OF_STAGES = (0.25, 0.5)  # one after the other
 PHASE_TONES = {Phase.DATA: 0.1, Phase.FORWARD: 0.25, Phase.BACKWARD: 0.5, Phase.OPTIMIZER: 0.8}
 
 
@@ -310,7 +315,7 @@ def timeline(
     num_lines = int(drawn.micro_batch.max() > 0)
     highest = max(top, shown_limit or 0)
     axes, unit = memory_axes(figure, "timeline", highest, key, lines_under=num_lines)
-    draw_stack(axes, drawn, shown_limit)
+    draw_stack(axes, drawn, positions(drawn), shown_limit)
     for line, style in lines:
         rows = thin(line.total_bytes)
         dashes: Any = (0, (4, 2)) if style == "--" else "-"
@@ -326,7 +331,49 @@ def timeline(
     texts = [f"{said} in {place}" for place in places_in_words(result.peak_place)]
     mark_peak(axes, float(positions(drawn)[drawn.peak_index]), peak, texts or [said])
     if limit_bytes:
-        _mark_limit(axes, limit_bytes, result, is_shown=shown_limit is not None)
+        counted = result.counted_peak
+        what = " of reserved bytes" if counted and counted.kind == "reserved" else ""
+        _mark_limit(axes, limit_bytes, what, is_shown=shown_limit is not None)
+    return figure
+
+
+@checked(size=inches)
+def run_timeline(result: RunResult, *, size: Size = (9.0, 3.4)) -> Figure:
+    """Return the live bytes of a script as it goes on, stacked by category, with its stages.
+
+    The horizontal axis is its operators in order. The limit is a dashed line, if it is below twice
+    the peak.
+
+    Args:
+        result: what `run_script` returned; without a timeline, its message is shown instead.
+        size: in inches; below 6.4 the key moves under the picture.
+    """
+    drawn, limit = result.timeline, result.memory_limit_bytes
+    if drawn is None:
+        return placeholder(result.message, size=size)
+    figure, peak = Picture(size), int(drawn.total_bytes.max())
+    at_peak, present = drawn.peak_by_category, drawn.bytes_by_category.max(axis=0)
+    key = [
+        (CATEGORY_COLORS[category], CATEGORY_LABELS[category], format_bytes(at_peak[category]))
+        for category in reversed(STACK)
+        if present[CATEGORIES.index(category)]
+    ]
+    shown = near(limit, peak)
+    axes, unit = memory_axes(figure, "timeline", max(peak, shown or 0), key)
+    x = in_order(drawn.operator)
+    draw_stack(axes, drawn, x, shown)
+    write(figure, 4, figure.height - 8, f"{unit} allocated ({result.source}, {result.device})")
+    begins = begins_of(drawn.stage)
+    edges = [0.0, *x[begins[1:]].tolist(), 1.0]
+    mark_spans(axes, [
+        (begin, end, TONES_OF_STAGES[number % 2], drawn.stages[number])
+        for number, begin, end in zip(drawn.stage[begins].tolist(), edges, edges[1:], strict=False)
+    ], 0.7)  # fmt: skip
+    stage = drawn.stages[int(drawn.stage[drawn.peak_index])]
+    mark_peak(axes, float(x[drawn.peak_index]), peak, [f"peak {format_bytes(peak)} in {stage}"])
+    if limit:
+        what = " of reserved bytes" if result.peak_reserved_bytes is not None else ""
+        _mark_limit(axes, limit, what, is_shown=shown is not None)
     return figure
 
 
@@ -362,14 +409,19 @@ def _key_rows(
     return rows
 
 
+def in_order(operator: npt.NDArray[Any]) -> Floats:
+    """Return where each instant lies, 0..1: by its operator, then by its order within that."""
+    _, first, inverse, counts = np.unique(
+        operator, return_index=True, return_inverse=True, return_counts=True
+    )
+    within = (np.arange(len(operator)) - first[inverse]) / counts[inverse]
+    x: Floats = (operator - operator[0] + within) / (np.ptp(operator) + 1)
+    return x
+
+
 def positions(timeline: Timeline) -> Floats:
     """Return where each instant lies in the step, 0..1: by operator, then by order within it."""
-    _, first, inverse, counts = np.unique(
-        timeline.operator, return_index=True, return_inverse=True, return_counts=True
-    )
-    within = (np.arange(len(timeline)) - first[inverse]) / counts[inverse]
-    x: Floats
-    x = (timeline.operator - timeline.operator[0] + within) / (np.ptp(timeline.operator) + 1)
+    x = in_order(timeline.operator)
     others = np.flatnonzero(timeline.phase != PHASES.index(Phase.OPTIMIZER))
     last = others[-1] + 1 if len(others) else 0  # in backward there may be updates before it
     if last >= len(x) or not 0 < x[last] < 1 - OPTIMIZER_SHARE:
@@ -380,11 +432,11 @@ def positions(timeline: Timeline) -> Floats:
     return x
 
 
-def draw_stack(axes: Axes, timeline: Timeline, limit: int | None) -> None:
-    """Draw the categories on one another, and hatch what is over the limit."""
+def draw_stack(axes: Axes, timeline: LiveBytes, at: Floats, limit: int | None) -> None:
+    """Draw the categories on one another, each instant `at` 0..1; hatch what is over the limit."""
     total = timeline.total_bytes
     rows = thin(total)
-    x, columns = positions(timeline)[rows], [CATEGORIES.index(category) for category in STACK]
+    x, columns = at[rows], [CATEGORIES.index(category) for category in STACK]
     named = [(CATEGORY_COLORS[category], CATEGORY_LABELS[category]) for category in STACK]
     draw_areas(axes, x, timeline.bytes_by_category[rows][:, columns], named)
     if limit is not None and total.max() > limit:
@@ -459,9 +511,7 @@ def _mark_micro_batches(axes: Axes, spans: dict[int, tuple[float, float]], *, be
               f"{count} micro-batches, each forward (light) and backward", ha="center")  # fmt: skip
 
 
-def _mark_limit(axes: Axes, limit: int, result: StepResult, *, is_shown: bool) -> None:
-    counted = result.counted_peak
-    what = " of reserved bytes" if counted and counted.kind == "reserved" else ""
+def _mark_limit(axes: Axes, limit: int, what: str, *, is_shown: bool) -> None:
     text = f"limit {format_bytes(limit)}{what}"
     top = axes.get_ylim()[1]
     if not is_shown:

@@ -119,7 +119,7 @@ class StepMemory:
 def step_memory(trace: Trace, step: int) -> StepMemory:
     """Return the live bytes over one step of the trace; its first row is what existed before."""
     steps, phases, micro_batches = trace.where()
-    blocks = _blocks(trace, step)
+    blocks = blocks_of_step(trace, step)
     change = np.zeros((len(trace.nbytes), len(CATEGORIES)), np.int64)
     freed = blocks.deaths < len(change)
     change[blocks.births, blocks.columns] = trace.nbytes[blocks.births]
@@ -185,7 +185,7 @@ def _alike(trace: Trace, category: Category, birth: int) -> tuple[Category, str,
     return category, module, place.operator, place.phase
 
 
-def _blocks(trace: Trace, step: int) -> Blocks:
+def blocks_of_step(trace: Trace, step: int) -> Blocks:
     """Return every block with its category, as seen in this step."""
     births, deaths = _births_and_deaths(trace)
     where = steps, phases, _ = trace.where()

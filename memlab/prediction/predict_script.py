@@ -22,6 +22,7 @@ from memlab.prediction.predict import MOST_UNKNOWN, versions_of, width_of_second
 from memlab.prediction.predict_run import RunRecording, stages_of, summary_of, with_judgement
 from memlab.prediction.run_result import LineHolding, RunResult
 from memlab.prediction.run_settings import TrainingRun
+from memlab.prediction.run_stages import timeline_of_run
 from memlab.prediction.script_faults import Peaks, faults_of
 from memlab.result import Outcome, Source
 from memlab.running import Report
@@ -105,6 +106,7 @@ def predict_script_in_process(
             lines=_lines(recorded, found.trace, run.program),
             faults=faults_of(recorded, found.trace, recorded.names, again),
             **_seconds(recorded, kernels, target),
+            timeline=timeline_of_run(found.trace, recorded.names),
             notes=(*_notes(recorded, script), *kernels.notes, *recorded.recording.assumptions),
         )
         return with_judgement(result, found.replayed)

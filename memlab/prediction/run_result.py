@@ -1,10 +1,10 @@
 """`RunResult`: what each stage of a run costs, and which of them decides."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memlab._util.checks import check_fields
 from memlab._util.tables import aligned, columns_table, facts_table
@@ -13,6 +13,11 @@ from memlab.config import StepConfig
 from memlab.errors import ConfigError
 from memlab.prediction.run_settings import TrainingRun
 from memlab.result import CountedPeak, FitStatus, Outcome, Source
+from memlab.trace import LiveBytes
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt  # it costs 5 ms at import
 
 MOST_LINES = 8  # of a script that are told
 
@@ -135,6 +140,29 @@ class ScriptFault:
         return f"{said} ({self.stage}: {before} -> {after})"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RunTimeline(LiveBytes):
+    """Live bytes over a whole run: the highest instant of each stretch of it, and of each stage.
+
+    Attributes:
+        bytes_by_category: int64, (instants, len(categories)); the row sum is what is allocated.
+        stage: int64, (instants,), index into `stages`.
+        stages: the names of the stages, in the order in which they ran.
+        operator: int64, (instants,), how many operators the run had dispatched.
+    """
+
+    bytes_by_category: "npt.NDArray[np.int64]"
+    stage: "npt.NDArray[np.int64]"
+    stages: tuple[str, ...]
+    operator: "npt.NDArray[np.int64]"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the columns as lists, by field name, and the names of the categories."""
+        columns = ("bytes_by_category", "stage", "operator")
+        found = {name: getattr(self, name).tolist() for name in columns}
+        return {**found, "stages": list(self.stages), "categories": list(self.categories)}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunResult:
     """What a whole run costs, stage by stage.
@@ -157,6 +185,7 @@ class RunResult:
         faults: what is wrong in a script, as far as the run proves it; the costliest first.
         step_seconds: of a script, one update without loading its data; None if it is not known.
         seconds_uncertainty: relative half-width of that.
+        timeline: of a script, what was live as it went on; None if it did not run.
     """
 
     outcome: Outcome
@@ -175,6 +204,7 @@ class RunResult:
     faults: tuple[ScriptFault, ...] = ()
     step_seconds: float | None = None
     seconds_uncertainty: float = 0.0
+    timeline: RunTimeline | None = None
 
     @property
     def worst(self) -> StageCost | None:
@@ -264,7 +294,8 @@ class RunResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain JSON types."""
-        found = asdict(self)
+        found = asdict(replace(self, timeline=None))
+        found["timeline"] = None if self.timeline is None else self.timeline.to_dict()
         for name in ("config", "run"):
             found[name] = None if found[name] is None else str(getattr(self, name))
         peaks = {"peak_allocated_bytes": self.peak_allocated_bytes,

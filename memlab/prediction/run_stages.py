@@ -33,15 +33,15 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from memlab._util.torch_private import pytree
 from memlab.errors import UnsupportedError
-from memlab.memory.lifetimes import StepMemory, step_memory
+from memlab.memory.lifetimes import StepMemory, blocks_of_step, step_memory
 from memlab.memory.replay import AllocatorSettings, replay
-from memlab.prediction.run_result import StageCost
+from memlab.prediction.run_result import RunTimeline, StageCost
 from memlab.prediction.run_settings import Evaluation, EvaluationOutputs, Generation, TrainingRun
 from memlab.result import CountedPeak
 from memlab.techniques import precision
 from memlab.techniques.batches import moved
 from memlab.techniques.step import Step, own_batch
-from memlab.trace import CATEGORIES, Category, Mark, Phase, Trace
+from memlab.trace import CATEGORIES, Category, Mark, Phase, Trace, highest_of_each
 from memlab.workloads.generation_caches import (
     CACHE_ARGUMENTS,
     cache_argument,
@@ -348,6 +348,7 @@ def _averaged(step: Step, mark: Callable[[int, Phase, int], None]) -> AveragedMo
 
 KEPT: Mapping[str, str] = {StageName.EVALUATION: "kept outputs", StageName.GENERATION: "KV cache"}
 EMA = "EMA weights"
+MOST_INSTANTS = 720  # of a timeline: about one a point of the widest figure
 
 
 def rows_of_stages(trace: Trace, names: Sequence[str]) -> list[tuple[str, int, slice]]:
@@ -405,6 +406,29 @@ def peaks_of_stages(
         # where a stage only frees, it begins with the most
         before = int(live[rows.start - 1]) if rows.start else 0
         yield name, number, rows, rows.start - 1 if before > live[peak] else peak
+
+
+def timeline_of_run(trace: Trace, names: Sequence[str]) -> RunTimeline:
+    """Return what is live over a whole run; the arguments are those of `peaks_of_stages`."""
+    live = np.cumsum(trace.nbytes)
+    peaks = list(peaks_of_stages(trace, names, live))
+    rows = np.union1d(highest_of_each(live, MOST_INSTANTS), [row for _, _, _, row in peaks])
+    starts = np.array([inside.start for _, _, inside, _ in peaks])
+    stage = np.maximum(np.searchsorted(starts, rows, "right") - 1, 0)
+    held = np.zeros((len(rows), len(CATEGORIES)), np.int64)
+    for place, (_, number, _, _) in enumerate(peaks):
+        here, blocks = stage == place, blocks_of_step(trace, max(number, 0))
+        ends = np.minimum(blocks.deaths, len(live))  # of what is never freed, after the last row
+        for column in np.unique(blocks.columns).tolist():
+            own = blocks.columns == column
+            sizes, change = trace.nbytes[blocks.births[own]], np.zeros(len(live) + 1, np.int64)
+            np.add.at(change, blocks.births[own], sizes)
+            np.subtract.at(change, ends[own], sizes)
+            held[here, column] = np.cumsum(change)[rows[here]]
+    names_there = tuple(str(name) for name, *_ in peaks)
+    return RunTimeline(
+        bytes_by_category=held, stage=stage, stages=names_there, operator=trace.operator[rows]
+    )
 
 
 def _is_in_the_making(trace: Trace) -> npt.NDArray[np.bool_]:

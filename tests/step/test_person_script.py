@@ -7,13 +7,14 @@ import sys
 import textwrap
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 import memlab
 from benchmarks.script_peaks import METER
-from memlab import MemlabError, Outcome
+from memlab import MemlabError, Outcome, plots
 from memlab.devices import cards
 from memlab.prediction.predict_script import predict_script_in_process
 from memlab.running import Progress
@@ -114,6 +115,14 @@ def test_stages_lines_and_what_is_assumed_are_told(folder):
     assert "optimizer.step()" in by_line
     assert any("Loops were ended early" in note for note in found.notes)
     assert found.step_seconds > 0
+    live, stages = found.timeline.total_bytes, np.array(found.timeline.stages)
+    of = stages[found.timeline.stage]
+    assert list(dict.fromkeys(stages.tolist())) == names
+    highest = {name: int(live[of == name].max()) for name in names[:-1]}
+    assert highest == {each.name: each.peak_allocated_bytes for each in found.stages[:-1]}
+    assert (np.diff(found.timeline.operator) >= 0).all()
+    said = [text.get_text() for text in plots.run_timeline(found).texts]
+    assert any(text.startswith("peak ") for text in said)
     assert found.fits is None
     assert json.dumps(found.to_dict())
 
