@@ -188,6 +188,10 @@ class ScriptTracker(Tracker):
         """Return whether a file is one of the script."""
         return _is_persons(file, self._home)
 
+    def has_made(self, value: Any) -> bool:
+        """Return whether a value is a tensor of this run, and not of others in this process."""
+        return issubclass(type(value), FakeTensor) and value.fake_mode is self._mode
+
     def _faked(self, real: torch.Tensor) -> torch.Tensor:
         """Return a tensor of the host as a fake one, whose values are known if they are few."""
         check_dense([real], "the script")

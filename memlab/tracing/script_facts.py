@@ -262,8 +262,8 @@ class Watcher:
         A tensor that another one reaches, as a loss reaches its activations, reaches nothing by
         itself.
         """
-        tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
-        nodes = {each.grad_fn for each in tensors} - {None}
+        tensors = [each for each in gc.get_objects() if self._tracker.has_made(each)]
+        nodes = {_graph_of(each) for each in tensors} - {None}
         reached: set[Any] = set()
         forward_of = self._tracker.forward_of
         for node in sorted(nodes, key=sequence_number_of, reverse=True):
@@ -277,6 +277,14 @@ class Watcher:
 
 def _parameters(optimizer: Any) -> list[torch.Tensor]:
     return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def _graph_of(tensor: torch.Tensor) -> Any:
+    """Return the node of a tensor's graph; None also of a view that autograd no longer knows."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:  # what it is a view of was changed in place
+        return None
 
 
 def _below(node: Any) -> set[Any]:

@@ -195,15 +195,21 @@ def _tell_own(names: dict[str, Any], functions: Sequence[FunctionType], now: _Le
             names[name] = other
 
 
-def _renamed(value: Any, device: str) -> Any:
-    """Return the device that stands in for CUDA where CUDA is named, alone or among defaults."""
+def _renamed(value: Any, device: str, within: tuple[Any, ...] = ()) -> Any:
+    """Return the device that stands in for CUDA where CUDA is named, alone or among defaults.
+
+    A dictionary that lies `within` itself, such as the names of a module, is left alone there.
+    """
     if isinstance(value, torch.device):
         return torch.device(device, value.index or 0) if value.type == "cuda" else value
     if type(value) is str:
         return value.replace("cuda", device) if CUDA.fullmatch(value) else value
-    if type(value) is dict:
-        return {key: _renamed(one, device) for key, one in value.items()}
-    return tuple(_renamed(one, device) for one in value) if type(value) is tuple else value
+    if type(value) not in (dict, tuple) or any(value is one for one in within):
+        return value
+    within = (*within, value)
+    if type(value) is tuple:
+        return tuple(_renamed(one, device, within) for one in value)
+    return {key: _renamed(one, device, within) for key, one in value.items()}
 
 
 class _Torch(ModuleType):

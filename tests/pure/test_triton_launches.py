@@ -18,7 +18,7 @@ from memlab import Outcome, StepConfig, Workload
 from memlab.devices import cards
 from memlab.errors import UnsupportedError
 from memlab.trace import Phase
-from memlab.tracing import card_answers, fake_cuda
+from memlab.tracing import card_answers, fake_cuda, triton_launches
 from memlab.tracing.tracker import Tracker, record_fake
 from tests.predictions import predicted
 
@@ -282,3 +282,11 @@ def test_what_a_persons_file_imports_late_is_not_imported(tmp_path, monkeypatch)
     )
     result = predicted(StepConfig(batch_size=2), "rtx-4060", workload)
     assert result.outcome is Outcome.OK, result.message
+
+
+def test_a_dictionary_that_holds_itself_is_renamed_once():
+    names = {"device": "cuda:0", "sizes": (1, "cuda")}
+    names["names"] = names
+    found = triton_launches._renamed(names, "there")
+    assert found == {"device": "there:0", "sizes": (1, "there"), "names": names}
+    assert names["device"] == "cuda:0"
