@@ -16,7 +16,7 @@ from memlab.result import Outcome
 Found = TypeVar("Found")
 SMALLER = "lower memory_budget or batch_size, or raise accumulation_steps"
 MAX_CHARACTERS = 300  # of the text of an error that memlab did not raise
-CONTINUED = re.compile(r":\s*\n\s*")
+CONTINUED = re.compile(r":\s*\n\s*")  # "... because of this error:", and the next line
 OUT_OF_MEMORY_TEXTS = (
     "can't allocate memory",
     "not enough memory",
@@ -98,9 +98,7 @@ def explain(error: BaseException, place: object) -> tuple[Outcome, str]:
         error: the error that was raised.
         place: where it was raised: a `Place`, or a text that says what was being done.
     """
-    text = CONTINUED.sub(
-        ": ", str(error).strip()
-    )  # "... because of this error:", and the next line
+    text = CONTINUED.sub(": ", str(error).strip())
     text = (text.splitlines() or [""])[0][:MAX_CHARACTERS]
     if isinstance(error, Ended):
         return error.outcome, str(error)

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memlab._util.units import MIB
 from memlab.prediction.run_result import FaultKind, ScriptFault
 from memlab.prediction.run_stages import peaks_of_stages
 from memlab.trace import Phase, Trace
@@ -42,7 +43,7 @@ from memlab.tracing.script_facts import NOWHERE, Action, Change, Line, ModelCall
 if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
 
-LEAST_SHARE, LEAST_BYTES = 0.01, 2**20  # of a peak, that a change lowers it by
+LEAST_SHARE, LEAST_BYTES = 0.01, MIB  # of a peak, that a change lowers it by
 NUMBER_BYTES = 512  # the smallest block of a card, which a number takes
 REPETITIONS = 3
 COPIED_SHARE = 0.9  # of a model's parameters, that a copy has too
