@@ -50,11 +50,11 @@ PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile \
 	--no-loadscope-reorder --durations=30
 
 quick: $(VENV)/test
-	$(PYTEST) -m "not slow" --sample=0.1 --seed=$(SEED) $(ARGS) \
+	$(PYTEST) -m "not slow" --sample=0.05 --seed=$(SEED) $(ARGS) \
 		tests/pure tests/step tests/matrix/test_combinations.py
 
 test: $(VENV)/test
-	$(PYTEST) --sample=0.1 --seed=$(SEED) $(ARGS)
+	$(PYTEST) --sample=0.05 --seed=$(SEED) $(ARGS)
 
 test-all: $(VENV)/test
 	$(PYTEST) $(ARGS)

@@ -193,7 +193,7 @@ def plain_loop(
         calls=("build_model", "make_batch", "compute_loss", *more),
         needs=needs,
     )
-    return _of_ranks(found, config)
+    return _of_ranks(found, config, device)
 
 
 def library_loop(
@@ -248,7 +248,7 @@ def library_loop(
         settings=(f"ACCUMULATION_STEPS = {config.accumulation_steps}  # micro-batches",),
         needs=library["needs"],
     )  # fmt: skip
-    return _of_ranks(found, config)
+    return _of_ranks(found, config, device)
 
 
 def _is_mixed(config: StepConfig) -> bool:
@@ -304,10 +304,11 @@ def open_group(config: StepConfig, device: torch.device) -> str:
     return filled("open_group", on_cpu=device.type == "cpu", backends=backends)
 
 
-def _of_ranks(loop: Loop, config: StepConfig) -> Loop:
+def _of_ranks(loop: Loop, config: StepConfig, device: torch.device) -> Loop:
     """Return a loop with what the scripts of all libraries say about their ranks, if it has any."""
     if config.sharding is Sharding.NONE:
         return loop
+    on_cpu = device.type == "cpu"
     each = "each has its part of a batch"
     if config.sharding is Sharding.TENSOR:
         each = "each has its part of the divided layers"
@@ -315,8 +316,13 @@ def _of_ranks(loop: Loop, config: StepConfig) -> Loop:
         each = f"each {config.tensor_parallel_size} of them have a part of a batch"
     return replace(
         loop,
-        functions=[filled("check_launch"), *loop.functions],
-        imports=[*loop.imports, "import os", "import torch.distributed as dist"],
+        functions=[filled("check_launch"), *loop.functions, filled("close_group", on_cpu=on_cpu)],
+        imports=[
+            *loop.imports,
+            "import os",
+            *["import time"] * on_cpu,
+            "import torch.distributed as dist",
+        ],
         settings=(*loop.settings, f"NUM_RANKS = {config.world_size}  # {each}"),
         launch=launch(config.world_size),
     )

@@ -321,6 +321,7 @@ def with_text(name, text):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.text(min_size=1), st.text(), st.sampled_from(FLAVORS))
 def test_hostile_names_and_texts_stay_texts(name, text, flavor):

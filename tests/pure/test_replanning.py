@@ -70,6 +70,7 @@ def test_any_budget_is_told_from_any_other(device, steps):
                 assert found.step_seconds == pytest.approx(wanted.step_seconds, rel=WITHIN)
 
 
+@pytest.mark.slow
 def test_the_plans_of_one_batch_size_tell_of_another():
     small, large = configs(batch_size=8), configs(batch_size=24)
     frontier, of_large = plans(small[0], "t4"), plans(large[0], "t4")

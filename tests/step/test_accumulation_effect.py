@@ -75,6 +75,7 @@ def test_what_a_loss_does_with_the_number_of_samples_is_seen(how, same):
     assert found.same == same
 
 
+@pytest.mark.slow
 def test_labels_that_change_in_place_are_judged_again():
     labels = torch.randint(0, 50, (2000, accumulation.TOKENS))
     workload = made_of(
@@ -107,6 +108,7 @@ def test_a_ladder_is_kept_where_nothing_can_be_told_of_its_micro_batches(monkeyp
     assert any("it cannot be built now" in note for note in rungs[-1].notes)
 
 
+@pytest.mark.slow
 def test_several_losses_are_not_divided():
     def losses(model, batch):
         image, text = model(*batch)
@@ -132,6 +134,7 @@ def test_an_error_about_micro_batches_is_no_refusal_of_them():
     assert accumulation_effect(workload).same == "unknown"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [64, 1024])
 def test_what_cannot_be_counted_runs_only_if_it_is_small(width, tmp_path):
     def without_fakes(model, batch):
@@ -187,6 +190,7 @@ def test_what_changes_the_gradient_is_offered_only_if_it_is_asked_for(name):
     assert {one.config.accumulation_steps for one in unasked} == {1}
 
 
+@pytest.mark.slow
 def test_what_is_offered_exactly_has_the_gradient_of_the_whole_batch():
     found = accumulation.row("labels, num_loss_terms")
     assert found["offered"] != "not"

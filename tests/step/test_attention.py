@@ -128,6 +128,7 @@ def test_a_model_that_does_not_have_it_is_refused_by_name(workload, attention, s
         build_step(workload, StepConfig(attention=attention), "cpu")
 
 
+@pytest.mark.slow
 def test_a_model_without_attention_is_refused_by_every_verb():
     workload, config = mamba(), StepConfig(batch_size=2, attention="eager")
     said = {
@@ -284,6 +285,7 @@ def test_the_kernels_of_flex_attention_allocate_what_was_counted_by_hand():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attention", "options", "precision", "said"),
     [

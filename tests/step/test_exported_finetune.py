@@ -32,6 +32,7 @@ def assert_same_losses(cases, folder):
         assert len(set(losses)) > 5
 
 
+@pytest.mark.slow
 def test_a_file_has_the_losses_of_the_step_bit_by_bit(capsys):
     workload = tuned(base="nf4", prepare_for_kbit=True)
     text = export_script(workload, CONFIG, "cpu")
@@ -90,6 +91,7 @@ def test_a_file_peaks_where_the_step_does(tmp_path):
     assert peak == pytest.approx(measured.peak_allocated_bytes, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_file_reads_as_a_person_writes_it():
     text = export_script(tuned(base="nf4", targets=("q_proj",)), CONFIG, "h200")
     assert "memlab." not in text
@@ -107,6 +109,7 @@ def test_a_file_reads_as_a_person_writes_it():
     assert all("q_proj.lora" in name for name in trained)
 
 
+@pytest.mark.slow
 def test_a_base_that_transformers_loads_in_another_way_is_refused(tmp_path):
     pytest.importorskip("torchao", reason="needs memlab[fp8]")
     values = {"model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 4, "vocab_size": 99}

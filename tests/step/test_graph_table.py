@@ -56,6 +56,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_the_sums_are_the_prediction(setting):
     table, result = both(TEXT, StepConfig(**{"batch_size": 4, **SETTINGS[setting]}))
@@ -64,6 +65,7 @@ def test_the_sums_are_the_prediction(setting):
     assert table.saved_bytes == saved(result)
 
 
+@pytest.mark.slow
 def test_the_nodes_are_those_of_torch_fx_in_their_order():
     table, _ = both(TEXT, StepConfig(batch_size=4))
     assert table.traced_by == BY_FX
@@ -158,6 +160,7 @@ def test_ddp_averages_all_gradients_of_every_micro_batch():
     assert total == 2 * num_bytes
 
 
+@pytest.mark.slow
 def test_between_cards_collectives_take_time_beside_others():
     config = StepConfig(batch_size=32, sharding="zero3", world_size=8)
     table, result = both(TEXT, config, "8x-h100")
@@ -168,6 +171,7 @@ def test_between_cards_collectives_take_time_beside_others():
     assert any("beside other operators" in note for note in table.notes)
 
 
+@pytest.mark.slow
 def test_the_groups_of_a_collective_are_named():
     config = StepConfig(batch_size=16, sharding="hybrid", world_size=16, shard_group_size=4)
     table, _ = both(blocks(), config, "16x1-h100")

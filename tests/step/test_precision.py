@@ -117,6 +117,7 @@ def test_a_prediction_is_as_measured(kind, dtype):
     assert predicted.parameter_formats == measured.parameter_formats
 
 
+@pytest.mark.slow
 def test_a_card_holds_weights_in_their_formats():
     result = predict(workload(Lora), StepConfig(batch_size=BATCH), "t4")
     adapters = 4 * 2 * FEATURES * RANK

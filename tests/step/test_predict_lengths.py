@@ -55,6 +55,7 @@ def attention(length=128, *, layers=1, longest=MOST, **fields):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", [CARD, "cpu"])
 def test_a_length_that_was_left_out_is_foretold(device):
     workload = attention(layers=2)
@@ -267,6 +268,7 @@ def padded(length=64, multiple=300):
     )
 
 
+@pytest.mark.slow
 def test_a_gap_among_the_lengths_is_no_gap_in_the_curve():
     data = [16] * 40 + [512]
     found = predict_lengths(attention(), data, CONFIG, "cpu")
@@ -287,6 +289,7 @@ def test_data_of_one_length_may_be_cut_too():
     assert 100 < told.truncation.max_length < 200
 
 
+@pytest.mark.slow
 def test_what_is_no_polynomial_widens_the_uncertainty_and_is_cut_with_care():
     found = predict_lengths(padded(), range(64, 2049, 7), StepConfig(batch_size=2), "cpu")
     assert found.curve.error > 0.01
@@ -331,6 +334,7 @@ def test_the_order_in_which_autocast_frees_its_weights_does_not_matter():
     assert not runs_same(one, swapped(beside, apart))  # something is allocated in between
 
 
+@pytest.mark.slow
 def test_lengths_are_predicted_at_a_precision_that_casts_weights():
     workload, config = attention(layers=4), dataclasses.replace(CONFIG, precision="bf16-mixed")
     found = predict_lengths(workload, LENGTHS, config, CARD)

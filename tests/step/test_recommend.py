@@ -86,6 +86,7 @@ def test_too_close_to_say_is_never_first(plain):
     assert StepConfig(batch_size=BATCH) in [one.config for one in ranked.too_close]
 
 
+@pytest.mark.slow
 def test_headroom_stays_free(plain):
     limit = int(plain.peak_reserved_bytes * 1.5)
     ranked = recommend(wide(), limit, BATCH, CARD, allow=["accumulation_steps"], headroom=0.5)
@@ -105,6 +106,7 @@ def test_progress_says_which_step_of_the_search_it_is():
     assert 0 <= min(fractions) <= max(fractions) < 1
 
 
+@pytest.mark.slow
 def test_each_best_so_far_is_told_before_the_answer_and_is_what_predict_says(plain):
     told, limit = [], int(plain.peak_reserved_bytes * 0.6)
     steps = ["accumulation_steps", "memory_budget", "precision"]
@@ -123,6 +125,7 @@ def test_each_best_so_far_is_told_before_the_answer_and_is_what_predict_says(pla
         assert one.prediction.size_model.covers(one.result.config.micro_batch_sizes)
 
 
+@pytest.mark.slow
 def test_a_search_that_takes_too_long_gives_what_it_has_found(plain):
     limit = int(plain.peak_reserved_bytes * 0.4)
     steps = dict.fromkeys(["accumulation_steps", "memory_budget", "checkpointing"])
@@ -135,6 +138,7 @@ def test_a_search_that_takes_too_long_gives_what_it_has_found(plain):
     assert not any("ended by time" in note for note in whole.notes)
 
 
+@pytest.mark.slow
 def test_something_that_fits_is_found_before_all_else_is_tried(plain, monkeypatch):
     """The third step that is recorded fits; what may be faster is looked at later."""
     recorded = []
@@ -166,6 +170,7 @@ def test_the_plans_of_a_fine_tuned_model_are_made_once():
     assert chosen != workload
 
 
+@pytest.mark.slow
 def test_a_setting_that_changes_nothing_is_not_recommended(plain):
     """One block fills a segment: expandable segments reserve what others do, within 0.5 %."""
     limit = int(plain.peak_reserved_bytes * 0.8)
@@ -177,6 +182,7 @@ def test_a_setting_that_changes_nothing_is_not_recommended(plain):
     assert ranked[0].config.expandable_segments is False
 
 
+@pytest.mark.slow
 def test_what_is_chosen_stays():
     config = StepConfig(precision="fp16-mixed", optimizer="sgd", batch_size=16)
     ranked = recommend(blocks(), "2GiB", None, CARD, config=config)
@@ -508,6 +514,7 @@ def test_what_is_known_is_that_of_the_same_workload(predictions):
     assert len(predictions) >= 4 * asked
 
 
+@pytest.mark.slow
 def test_a_file_that_was_edited_is_predicted_again(predictions, tmp_path, monkeypatch):
     file = tmp_path / "edited_model.py"
     file.write_text("WIDTH = 8\n")
@@ -656,6 +663,7 @@ def test_a_reason_says_the_bytes_and_the_time_of_each_choice():
     assert "the others are compared with this" in plain.reasons[0]
 
 
+@pytest.mark.slow
 def test_one_limit_chooses_among_workloads_and_settings(predictions):
     config = StepConfig(batch_size=FEW)
     small, large = (memlab.predict(net(width=w), config, CARD) for w in (64, 256))
@@ -705,6 +713,7 @@ def test_what_the_workload_does_not_have_is_an_error(choices, said):
         recommend(net(), "1GiB", FEW, CARD, choices=choices)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_built_is_left_out_with_its_reason():
     def other(width: int = 64) -> Workload:
         def build():

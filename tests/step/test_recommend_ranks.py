@@ -173,6 +173,7 @@ def test_on_a_cluster_strategies_are_compared_by_their_time():
     assert any(reason.endswith("compared by time") for reason in ranked[0].reasons)
 
 
+@pytest.mark.slow
 def test_what_is_returned_has_every_rank(every):
     def peaks(result):
         return {one.rank_numbers: one.peak_by_category for one in result.ranks}
@@ -183,6 +184,7 @@ def test_what_is_returned_has_every_rank(every):
     assert len(every["zero1"].ranks) == 2  # with ZeRO-1 they hold different states
 
 
+@pytest.mark.slow
 def test_a_search_records_one_rank_of_what_it_does_not_return():
     search._known.clear()
     ranked = on_two("1GiB", batch_size=BATCH, world_size=2, top=1)

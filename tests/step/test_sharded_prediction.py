@@ -43,6 +43,7 @@ def test_a_prediction_has_the_bytes_of_real_ranks(ranks):
         assert row.get("gradient error", 0.0) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_loss_in_chunks_and_updates_in_backward_have_the_bytes_of_real_ranks(ranks):
     for fields in (
         {"sharding": "zero3", "loss_chunks": 4},

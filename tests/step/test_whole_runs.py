@@ -213,6 +213,7 @@ def test_evaluation_and_generation_leave_training_alone(tmp_path):
         assert all(torch.equal(plain[name], other[name]) for name in plain)
 
 
+@pytest.mark.slow
 def test_batches_that_were_not_recorded_are_those_that_would_have_been(monkeypatch, tmp_path):
     run = TrainingRun(
         evaluate=Evaluation(batch_size=2, num_samples=22, keep_outputs="concatenated"),
@@ -233,6 +234,7 @@ def test_batches_that_were_not_recorded_are_those_that_would_have_been(monkeypat
     assert few.stages == every.stages
 
 
+@pytest.mark.slow
 def test_on_a_card_one_allocator_serves_the_whole_run(tmp_path):
     workload = workloads.get("gpt-small", num_layers=1, sequence_length=128)
     config = StepConfig(batch_size=4)

@@ -89,6 +89,7 @@ def test_a_setting_without_a_control_is_refused_with_what_there_is(fields, said)
         memlab.panel(make_workload(), config=StepConfig(**fields))
 
 
+@pytest.mark.slow
 def test_a_name_can_be_given_and_taken_back(panel):
     panel.run(batch_size=2)
     panel.run(batch_size=4)
@@ -189,6 +190,7 @@ def test_the_code_says_how_to_reach_a_panel_and_a_workload_that_no_variable_hold
     assert line.startswith("memlab.panel(workload, ")
 
 
+@pytest.mark.slow
 def test_the_saved_notebook_shows_a_picture_beside_the_widget(monkeypatch, nothing_ahead):
     monkeypatch.setattr(page.Page, "_look_up", lambda *_: None)  # nothing is predicted
     evil = '<img src=x onerror="x">'
@@ -216,6 +218,7 @@ def test_on_colab_the_switch_for_widgets_of_others_is_set(monkeypatch, nothing_a
         assert set_to == [True]  # by anywidget, once
 
 
+@pytest.mark.slow
 def test_a_closed_panel_leaves_no_widget_of_its_own_and_keeps_its_results():
     memlab.panel(make_workload(), device="cpu").close()  # the first one leaves one, for all later
     before = len(ipywidgets.widgets.widget._instances)

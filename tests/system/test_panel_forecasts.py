@@ -100,6 +100,7 @@ def test_interpolating_gives_what_the_worker_would_have_said(base):
     assert estimate.uncertainty["peak_allocated_bytes"] > asked.uncertainty["peak_allocated_bytes"]
 
 
+@pytest.mark.slow
 def test_what_was_recorded_is_not_called_interpolated(base):
     estimate = interpolated(base, StepConfig(batch_size=base.size_model.program.size))
     assert "interpolated" not in estimate.message
@@ -166,6 +167,7 @@ def test_a_slider_that_moves_asks_once_it_stands(monkeypatch, made):
     assert sizes(calls) == [5]
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_later_waits_for_what_is_wanted_and_is_never_lost(monkeypatch, made):
     found, _ = made
     monkeypatch.setattr(questions, "PATIENCE_SECONDS", 0.0)
@@ -326,6 +328,7 @@ def test_a_card_that_is_not_here_is_kept_instead_of_run_and_says_why(panel):
     assert "memlab.measure(" in panel.code()
 
 
+@pytest.mark.slow
 def test_a_prediction_names_the_operators_of_its_moments():
     workload = workloads.get("gpt-small", num_layers=2, sequence_length=16)
     found = api.predict_with_size_model(workload, StepConfig(batch_size=2), "t4")
@@ -359,6 +362,7 @@ def test_a_run_lies_over_its_prediction_with_the_error(panel):
     assert panel.prediction.source == "predicted"
 
 
+@pytest.mark.slow
 def test_a_run_before_its_prediction_gets_the_error_later(panel):
     panel.run(batch_size=4)
     settled(panel)
@@ -366,6 +370,7 @@ def test_a_run_before_its_prediction_gets_the_error_later(panel):
     assert row(panel)["peak error"].endswith("%")
 
 
+@pytest.mark.slow
 def test_a_compiled_step_says_that_it_is_not_predicted_and_runs(panel):
     panel.set(compile=True)
     settled(panel)

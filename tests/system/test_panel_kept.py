@@ -61,6 +61,7 @@ def test_a_kept_prediction_is_a_row_and_a_result_and_in_the_saved_notebook(panel
     assert (told["isPredicted"], told["peakBytes"]) == (True, result.counted_peak.nbytes)
 
 
+@pytest.mark.slow
 def test_the_button_waits_for_the_exact_prediction_and_says_so(panel, worker):
     worker.go.clear()
     panel.set(batch_size=16)
@@ -151,6 +152,7 @@ def here(panel):
     return [name for name, (_, is_here) in rows(panel).items() if is_here]
 
 
+@pytest.mark.slow
 def test_cards_are_asked_for_only_while_their_table_is_open(panel, worker):
     assert {device for device, _ in worker.calls} == {"h200"}
     assert "cards" not in panel._told.panes
@@ -189,6 +191,7 @@ def test_the_card_on_screen_is_compared_with_the_limit_that_was_typed_for_it(pan
     assert not panel._told.panes["cards"]["isPast"]
 
 
+@pytest.mark.slow
 def test_no_card_is_predicted_during_a_run(panel, worker):
     panel._page.forecasts.hold(True)
     press(panel, "open", panes=["cards"])

@@ -89,6 +89,7 @@ def test_a_move_is_answered_with_who_made_it(panel):
     assert (now["by"], now["move"], now["fields"]["batch_size"]) == ("kernel", 8, 16)
 
 
+@pytest.mark.slow
 def test_two_pages_move_one_panel_and_each_is_told_of_the_other(panel):
     hear(panel, {"type": "set", "by": "one", "move": 3, "fields": {"batch_size": 4}})
     hear(panel, {"type": "set", "by": "two", "move": 1, "fields": {"accumulation_steps": 2}})
@@ -150,6 +151,7 @@ def test_a_run_measures_what_came_with_the_press(panel):
     assert (panel._told.answer["source"], row(panel)["batch"]) == ("run", "16")
 
 
+@pytest.mark.slow
 def test_a_prediction_that_is_kept_is_of_what_came_with_the_press(panel):
     press(panel, "run", move=1, fields={"batch_size": 2})
     until(lambda: panel._told.runs["rows"])
@@ -343,6 +345,7 @@ def test_what_holds_the_peak_is_told_while_it_is_open_and_kept_up_to_date(panel)
     assert told(panel)["panes"]["peak"]["sentence"] != before["sentence"]
 
 
+@pytest.mark.slow
 def test_a_run_is_sent_as_a_file_and_the_table_as_csv(panel, sent):
     panel.keep(batch_size=4)
     panel._log.add(make_result())  # without a timeline
@@ -358,6 +361,7 @@ def test_a_run_is_sent_as_a_file_and_the_table_as_csv(panel, sent):
 # in each state a page is told plain JSON of the same shape
 
 
+@pytest.mark.slow
 def test_every_state_is_told_in_plain_json(nothing_ahead):
     with opened("t4") as panel:
         now = told(panel)

@@ -27,6 +27,7 @@ def panel(nothing_ahead):
         yield made
 
 
+@pytest.mark.slow
 def test_ranks_run_and_are_in_the_code_and_the_table(panel):
     panel.set(sharding="zero2", world_size=2, batch_size=4)
     result = panel.run()

@@ -80,6 +80,7 @@ def shown(panel):
     return size and size["label"], fields(panel)["sample_size"], panel.workload.name
 
 
+@pytest.mark.slow
 def test_a_size_that_is_set_is_what_runs_and_what_is_predicted(panel):
     panel.set(sample_size=16, batch_size=4, accumulation_steps=2)
     assert panel.workload.name == panel._asked.question.workload_name == "fit, length 16"
@@ -117,6 +118,7 @@ def test_sizes_are_offered_and_any_other_can_be_typed(panel):
     assert panel.workload is panel._asked.given
 
 
+@pytest.mark.slow
 def test_a_size_that_takes_long_to_make_holds_nothing_up(monkeypatch):
     may = threading.Event()
 
@@ -208,6 +210,7 @@ def test_a_typed_size_that_cannot_be_is_explained_beside_it_with_a_remedy(panel)
         assert panel._told.answer["ready"]
 
 
+@pytest.mark.slow
 def test_the_code_makes_the_size_on_screen(panel, monkeypatch):
     panel.set(sample_size=16)
     assert "put the workload here" in panel.code()
@@ -233,6 +236,7 @@ def test_a_panel_of_a_resized_workload_leaves_out_the_same_of_the_zoo():
     assert list(choices.offered_workloads(fit_to()))[1:] == workloads.names()
 
 
+@pytest.mark.slow
 def test_the_sizes_beside_the_one_on_screen_are_predicted_ahead(monkeypatch):
     asked = []
 

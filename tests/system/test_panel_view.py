@@ -117,6 +117,7 @@ def test_a_wrong_limit_and_a_wrong_workload_are_named(result):
 # files
 
 
+@pytest.mark.slow
 def test_a_saved_step_is_opened_with_its_sliders(step_page, tmp_path):
     view = memlab.panel(step_page)
     given = payload(view)

@@ -28,6 +28,7 @@ def talkative():
     return dataclasses.replace(linear(), name="talkative", build_model=Talkative)
 
 
+@pytest.mark.slow
 def test_a_measured_and_a_predicted_result_hold_what_the_forward_printed():
     config = StepConfig(batch_size=3)
     for ask in (memlab.measure, memlab.predict):

@@ -340,6 +340,7 @@ class Differing(nn.Linear):
         return super().forward(2 * x if is_second else x)
 
 
+@pytest.mark.slow
 def test_a_step_that_computes_something_else_in_one_rank_is_found():
     differing = made_of(lambda: nn.Sequential(Differing(4, 4), nn.Tanh()), (4,))
     report = verify(differing, StepConfig(batch_size=4, **TWO), "cpu")

@@ -146,6 +146,7 @@ def verdict_of(lane):
     return changed
 
 
+@pytest.mark.slow
 def test_a_worker_says_what_a_job_changed():
     measure(building(replace_a_layer), StepConfig(), "cpu", repeats=1)
     assert verdict_of(isolation.measuring) == ["torch.nn.LayerNorm"]

@@ -234,9 +234,13 @@ def test_it_takes_the_theme_of_vs_code_and_colab(page, place, theme):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [380, 683, 760, 1366, 1920, 2500])
+@pytest.mark.parametrize("width", [380, 600, 683, 760, 1366, 1920, 2500])
 def test_it_is_whole_at_every_width(page, scheme, width):
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": width, "height": 900})
-    page.evaluate(NEXT_FRAME)
+    page.get_by_label("Limit", exact=True).fill("1MiB")
+    page.keyboard.press("Enter")
+    assert "does not fit: reserves" in badge(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    cut = "e => e.scrollHeight > e.clientHeight || e.scrollWidth > e.clientWidth"
+    assert not page.locator(".ml-badge").evaluate(cut)
