@@ -143,6 +143,7 @@ class Trace:
             last update left them.
         logits: over how many words or classes the last layer decides, and which of both; 0 if that
             is not known.
+        gradients: addresses of what was the gradient of a parameter at an update of a script.
         stream: int32, (events,), number of the card's stream for which the block is allocated; None
             if all are for one.
     """
@@ -160,6 +161,7 @@ class Trace:
     leftover_bytes: int
     states: Mapping[int, str] = field(default_factory=dict)
     logits: tuple[int, str] = (0, "")
+    gradients: frozenset[int] = frozenset()
     stream: npt.NDArray[np.int32] | None = None
 
     def where(self) -> npt.NDArray[np.int64]:

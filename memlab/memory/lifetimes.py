@@ -205,7 +205,11 @@ def blocks_of_step(trace: Trace, step: int) -> Blocks:
 
     born_as = np.array([COLUMN[BORN_AS.get(phase, Category.BUFFERS)] for phase in PHASES])
     columns = born_as[born_phase]
-    columns[left_behind & (columns != COLUMN[Category.INPUTS])] = COLUMN[Category.BUFFERS]
+    # a script frees gradients when it likes: those of an earlier step are gradients still
+    is_gradient = np.isin(trace.address[births], list(trace.gradients))
+    is_gradient &= columns == COLUMN[Category.GRADIENTS]
+    is_input = columns == COLUMN[Category.INPUTS]
+    columns[left_behind & ~is_input & ~is_gradient] = COLUMN[Category.BUFFERS]
     columns[freed & in_one_interval] = COLUMN[Category.TEMPORARIES]
     columns[is_kept] = COLUMN[Category.OPTIMIZER_STATE]
     columns[is_parameter] = COLUMN[Category.PARAMETERS]

@@ -282,6 +282,7 @@ class RunRecording:
             parameters=dict(recording.parameters),
             states=dict(recording.states),
             logits=recording.logits,
+            gradients=frozenset(recording.gradients),
             leftover_bytes=0,
             stream=stream[real].astype(np.int32) if stream.any() else None,
         )

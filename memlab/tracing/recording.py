@@ -149,6 +149,7 @@ class OpTrace:
         recomputed: for the path of each recomputed module, whether it keeps outputs.
         parameters: path by block.
         states: for a block of optimizer state, the path of its parameter.
+        gradients: blocks that were the gradient of a parameter at an update of a script.
         logits: over how many words or classes the last layer decides, as `logits_of` says.
         parameter_formats: of the model's parameters, by torch's names.
         attention: calls of `scaled_dot_product_attention` on a card, each with its interval.
@@ -176,6 +177,7 @@ class OpTrace:
     recomputed: dict[str, bool] = field(default_factory=dict)
     parameters: dict[int, str] = field(default_factory=dict)
     states: dict[int, str] = field(default_factory=dict)
+    gradients: set[int] = field(default_factory=set)
     logits: tuple[int, str] = (0, "")
     parameter_formats: tuple[str, ...] = ()
     attention: list[tuple[AttentionCall, int]] = field(default_factory=list)

@@ -195,13 +195,17 @@ class Watcher:
         self._optimizers.setdefault(optimizer, NOWHERE)
         given = _parameters(optimizer)
         self.facts.updated |= self._blocks(of_all.values())
+        gradients, recording = self._gradients(given), self._tracker.recording
+        recording.gradients.update(gradients.values())
+        for block in gradients:  # it may be of no module
+            recording.parameters.setdefault(block, f"a parameter of {type(optimizer).__name__}")
         self.facts.updates.append(
             OptimizerUpdate(
                 optimizer=list(self._optimizers).index(optimizer),
                 made=self._optimizers[optimizer],
                 line=self._line(),
-                operator=len(self._tracker.recording.operators) - 1,
-                gradients=self._gradients(given),
+                operator=len(recording.operators) - 1,
+                gradients=gradients,
                 num_idle=sum(each.grad is None and id(each) not in of_models for each in given),
                 orphans=self._blocks(
                     each

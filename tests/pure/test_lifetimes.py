@@ -12,7 +12,7 @@ from memlab.trace import CATEGORIES, Category, Holding, Interval, Phase, Trace
 OUTSIDE = Interval(step=-1, phase=Phase.BUILD)
 
 
-def trace_of(*events, parameters=(), states=(), leftover=0):
+def trace_of(*events, parameters=(), states=(), gradients=(), leftover=0):
     """Build a trace from (interval, address, nbytes)."""
     intervals = list(dict.fromkeys(interval for interval, *_ in events))
     count = len(events)
@@ -29,6 +29,7 @@ def trace_of(*events, parameters=(), states=(), leftover=0):
         parameters={address: f"p{address}" for address in parameters},
         leftover_bytes=leftover,
         states={address: f"p{address - 5}" for address in states},
+        gradients=frozenset(gradients),
     )
 
 
@@ -91,6 +92,19 @@ def test_what_a_forward_leaves_behind_is_no_activation():
     assert timeline.bytes_of("activations").max() == 50
     cut = trace_of((OUTSIDE, 1, 1000), (F0, 4, 50), parameters=[1])  # cut off in forward
     assert step_memory(cut, 0).timeline.bytes_of("activations").tolist() == [0, 50]
+
+
+@pytest.mark.parametrize(("known", "category"), [([], "buffers"), ([5], "gradients")])
+def test_a_gradient_that_is_freed_in_the_next_step_is_one_where_an_update_has_told_of_it(
+    known, category
+):
+    trace = trace_of(
+        (OUTSIDE, 1, 1000), (F0, 4, 50), (B0, 5, 1000), (B0, 4, -50), (O0, 3, 8), (O0, 3, -8),
+        (F1, 4, 50), (F1, 5, -1000), (B1, 5, 1000), (B1, 4, -50), (O1, 3, 8), (O1, 3, -8),
+        parameters=[1], gradients=known,
+    )  # fmt: skip
+    timeline = step_memory(trace, 1).timeline
+    assert timeline.bytes_of(category)[:3].tolist() == [1000, 1000, 0]
 
 
 def test_each_block_gets_the_category_of_its_lifetime():

@@ -103,6 +103,10 @@ def test_a_step_counted_by_hand(folder):
     # weight, momentum, the output of exp and its gradient, and the sum
     assert step.peak_allocated_bytes == pytest.approx(4 * MIB, abs=4096)
     assert step.bytes_by_category["optimizer_state"] == MIB
+    # cut after the last update, before its gradients are freed
+    end = {"parameters": MIB, "optimizer_state": MIB, "gradients": MIB}
+    held = found.stage("end").bytes_by_category
+    assert {name: nbytes for name, nbytes in held.items() if nbytes >= MIB} == end
 
 
 def test_stages_lines_and_what_is_assumed_are_told(folder):
