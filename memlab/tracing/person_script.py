@@ -17,6 +17,7 @@ import functools
 import json
 import math
 import os
+import re
 import runpy
 import sys
 import sysconfig
@@ -59,6 +60,9 @@ from memlab.tracing.values import for_real, tensors_in
 THEIRS = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 HERE = str(Path(__file__).parents[1])
 MOST_FRAMES = 100
+NO_CARD = re.compile(  # what torch says to a script that asks for a card where there is none
+    "not compiled with CUDA|not linked with support for cuda|NVIDIA driver|No CUDA GPUs"
+)
 MOST_CHARACTERS = 2_000  # of what a script says on stderr
 COPY = torch.ops.aten._to_copy.default
 MOST_OF_DATA = 2**18  # numbers of a tensor that a script makes of nothing, to be made for real
@@ -349,6 +353,14 @@ def record_script(
                 if script.ranks or not said_of_ranks:
                     raise
                 raise UnsupportedError(said_of_ranks) from error
+            except (AssertionError, RuntimeError) as error:
+                if device.type != "cpu" or not NO_CARD.search(str(error)):
+                    raise
+                raise UnsupportedError(
+                    f"{Path(script.path).name} asks for a CUDA card at "
+                    f"{own_line(error) or 'no line of its own'}, and runs as on a CPU here; say "
+                    "for which card: --device rtx-4060, or device='rtx-4060' from Python"
+                ) from error
             except SystemExit as error:
                 if error.code not in (None, 0):
                     raise UnsupportedError(_of_exit(script, error.code, said.text)) from error

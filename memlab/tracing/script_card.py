@@ -28,7 +28,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from memlab._util.torch_private import pytree
-from memlab._util.torch_private.tensors import ENGINE, RAW_STREAM, FakeTensor
+from memlab._util.torch_private.tensors import DRIVER_VERSION, ENGINE, RAW_STREAM, FakeTensor
 from memlab._util.units import format_bytes
 from memlab.devices.cards import Card
 from memlab.memory.replay import BLOCK_BYTES, Allocator, AllocatorSettings
@@ -180,7 +180,8 @@ def found_by_script(
         yield
 
 
-CUDA_VERSION = "12.8"
+# what the wheel of torch 2.9 for CUDA 12.8 brings; scripts only ask whether it is new enough
+CUDA_VERSION, CUDNN_VERSION, NCCL_VERSION, DRIVER = "12.8", 91002, (2, 27, 5), 12080
 OLD_TYPES = ("FloatTensor", "DoubleTensor", "HalfTensor", "BFloat16Tensor", "ByteTensor",
              "CharTensor", "ShortTensor", "IntTensor", "LongTensor", "BoolTensor")  # fmt: skip
 _MISSING = object()
@@ -208,6 +209,9 @@ def _replaced(
     yield torch, "Generator", _Generator
     yield torch.nn.DataParallel, "forward", _on_the_only_card
     yield torch.version, "cuda", CUDA_VERSION
+    yield *DRIVER_VERSION, lambda: DRIVER
+    yield torch.backends.cudnn, "version", lambda: CUDNN_VERSION
+    yield cuda.nccl, "version", lambda: NCCL_VERSION
     yield *ENGINE, functools.partial(_run_in, named, getattr(*ENGINE))
     yield *RAW_STREAM, lambda device=None: 0
     yield torch.backends.cuda, "is_built", lambda: True

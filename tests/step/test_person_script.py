@@ -137,6 +137,8 @@ def test_a_script_finds_its_card(folder):
     assert torch.cuda.is_available() and torch.cuda.device_count() == 1
     properties = torch.cuda.get_device_properties(0)
     assert (properties.major, properties.minor) == torch.cuda.get_device_capability() == (7, 5)
+    assert torch._C._cuda_getDriverVersion() >= 12000 and torch.backends.cudnn.version() > 90000
+    assert torch.version.cuda >= "12" and torch.cuda.nccl.version() >= (2, 20)
     free, total = torch.cuda.mem_get_info()
     assert 14 * 2**30 < free == total == properties.total_memory
     x = torch.empty(2**20, device=torch.device("cuda:0"))
@@ -160,6 +162,10 @@ def test_a_script_finds_its_card(folder):
     ok(run(folder, text))
     found = run(folder, "import torch; assert not torch.cuda.is_available()", device="cpu")
     assert ok(found).peak_allocated_bytes == 0
+    found = run(folder, "import torch\ntorch.zeros(2).cuda()", device="cpu")
+    assert found.outcome is Outcome.UNSUPPORTED
+    assert "asks for a CUDA card at train.py, line 2" in found.message
+    assert "--device rtx-4060" in found.message
 
 
 def test_out_of_memory_is_raised_as_pytorch_raises_it_and_can_be_caught(folder):

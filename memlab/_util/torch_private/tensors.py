@@ -418,6 +418,9 @@ ENGINE = (torch.autograd, "_engine_run_backward")
 # where libraries look up the function that returns the number of the current stream
 RAW_STREAM = (torch._C, "_cuda_getCurrentRawStream")
 
+# where scripts look up the function that returns the version of the driver, such as 12080
+DRIVER_VERSION = (torch._C, "_cuda_getDriverVersion")
+
 
 def set_allocator(settings: str) -> None:
     """Set the caching allocator as PYTORCH_CUDA_ALLOC_CONF would: "expandable_segments:True"."""
