@@ -15,21 +15,18 @@ import ipywidgets
 import torch
 
 from memlab._panel import asked as cells
-from memlab._panel import catalog, choices, state, table
+from memlab._panel import catalog, choices, state
 from memlab._panel.asked import Asked
 from memlab._panel.page import Page
 from memlab._panel.panel_state import Message, PanelState
 from memlab._panel.runner import BaseEffect, Fitting, Runner
 from memlab._panel.runs import History, Run, RunLog, count_runs
 from memlab._panel.saved_page import (
-    SavedStep,
     Still,
     as_document,
-    comparable,
     divided_words,
     file_for,
     files_of,
-    payload_of,
     predicted_around,
     write,
 )
@@ -314,25 +311,10 @@ class Panel:
         """
         file = file_for(path)
         config, device = self.config, choices.name_of(self._asked.device)
-        shown = SavedStep(
-            workload_name=self.workload.name,
-            device=device,
-            where=f"on {device}",
-            config=config,
-            limit=self._asked.limit_text,
-            usable_bytes=self._asked.capacity,
-            divided=divided_words(self.workload),
-            code=self.code(),
-        )
+        divided = divided_words(self.workload)
         predictions = predicted_around(self.workload, config, device)
         files, first = files_of(self.workload, predictions), predictions[0].result
-        payload = payload_of(
-            shown,
-            files,
-            first.number_format,
-            table.told(self._log),
-            comparable=comparable(self._log, shown),
-        )
+        payload = self._still.payload_with(files, first.number_format, divided)
         write(file, as_document(payload, self._still.of(first)))
         return file
 

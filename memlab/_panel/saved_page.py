@@ -335,6 +335,18 @@ class Still:
         result, steps = self._result, self._page.step_files()
         if result is None or not steps:
             return None
+        return self.payload_with(steps, result.number_format, self._page.divided)
+
+    def payload_with(
+        self, steps: Sequence[str], number_format: str, divided: str
+    ) -> dict[str, Any]:
+        """Return what a page of the settings on screen is given.
+
+        Args:
+            steps: files of the step and of its relatives, as `files_of` returns them.
+            number_format: of its model.
+            divided: what micro-batches do to the gradient, in words; "" if nothing.
+        """
         device = choices.name_of(self._asked.device)
         shown = SavedStep(
             workload_name=self._asked.workload.name,
@@ -343,13 +355,13 @@ class Still:
             config=self._asked.config,
             limit=self._asked.limit_text,
             usable_bytes=self._asked.capacity,
-            divided=self._page.divided,
+            divided=divided,
             code=self._asked.source(),
         )
         return payload_of(
             shown,
             steps,
-            result.number_format,
+            number_format,
             table.told(self._log),
             comparable=comparable(self._log, shown),
         )
