@@ -17,9 +17,11 @@ from memlab.result import FitStatus, Outcome
 STYLE = """
 body { margin: 0; }
 .ml-run { --jp-ui-font-color1: var(--ml-ink); --jp-layout-color1: var(--ml-paper);
-          padding: 12px 16px 32px; overflow-wrap: anywhere; }
-.ml-run h1 { font-size: 18px; margin: 0 0 4px; }
-.ml-run h2 { margin: 18px 0 6px; }
+          padding: 12px 16px 32px; overflow-wrap: break-word; }
+.ml-run h1 { font-size: 18px; margin: 0 0 4px; overflow-wrap: anywhere; }
+.ml.ml-run h2 { margin: 20px 0 6px; }
+.ml-run td:first-child { min-width: 11ch; overflow-wrap: anywhere; }
+@media (max-width: 480px) { .ml.ml-run :is(td, th) { padding: 3px 4px; } }
 .ml-run .ml-verdict { font-size: 15px; font-weight: 600; max-width: 110ch; }
 .ml-run .ml-chart { height: clamp(240px, 40vh, 420px); }
 .ml-run ul { margin: 0; padding-left: 18px; max-width: 110ch; }

@@ -245,6 +245,9 @@ class RunResult:
     seconds_uncertainty: float = 0.0
     timeline: RunTimeline | None = None
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @property
     def worst(self) -> StageCost | None:
         """The stage that sets the peak of the run: the one in which the most was live.
@@ -380,8 +383,6 @@ class RunResult:
                 })  # fmt: skip
             return cls(**{
                 **given,
-                "outcome": Outcome(data["outcome"]),
-                "source": Source(data["source"]),
                 "config": config and StepConfig(**config),
                 "stages": tuple(StageCost(**each) for each in data["stages"]),
                 "notes": tuple(data["notes"]),
