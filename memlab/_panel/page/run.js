@@ -17,6 +17,8 @@ import { CATEGORY_STYLES } from "./colours.js";
 import { TimelineChart } from "./timeline_chart.js";
 import { formatBytes } from "./words.js";
 
+const HELP = "Point at it to read it; drag over a part to zoom, double click for the whole.";
+
 /** Shows a run in place of what the element holds. @param {HTMLElement} root @param {Payload} payload */
 export function mount(root, { timeline, limitBytes, label }) {
   const { bytes_by_category: rows, categories, stage, stages } = timeline;
@@ -28,6 +30,10 @@ export function mount(root, { timeline, limitBytes, label }) {
   }));
   root.replaceChildren();
   root.className = "ml-chart";
+  const help = document.createElement("p");
+  help.className = "ml-quiet";
+  help.textContent = HELP;
+  root.after(help);
   new TimelineChart(root).show({
     timeline: {
       ...{ held, total, operator: Int32Array.from(timeline.operator) },

@@ -4,8 +4,7 @@ import pytest
 
 from memlab._panel.run_page import run_page
 from tests.store_parts import a_fault, a_script_run
-from tests.system.browser.test_access_ui import OPTIONS
-from tests.system.browser.test_saved_page_ui import NEXT_FRAME
+from tests.system.browser.pages import NEXT_FRAME, violations
 
 SAID = "Loops were ended early <i>."
 
@@ -68,13 +67,10 @@ def test_keys_read_the_timeline_stage_by_stage(page):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [380, 1366, 1920])
 def test_it_is_whole_and_shuts_nobody_out_at_every_width(page, scheme, width):
-    from axe_playwright_python.sync_playwright import Axe
-
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": width, "height": 900})
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    found = Axe().run(page, "main", OPTIONS).response["violations"]
-    assert [rule["id"] for rule in found] == []
+    assert [rule["id"] for rule in violations(page, "main")] == []
 
 
 def test_a_picture_stands_there_where_no_script_runs(browser, saved):
