@@ -448,6 +448,10 @@ class RunChanges(CostChanges):
         html = facts_table(f"two runs of {self.new.workload_name}", facts)
         return html + CostChanges._repr_html_(self) + "".join(tables)
 
+    def _summary(self) -> str:
+        num_new = len(self.new_faults)
+        return CostChanges._summary(self) + (f"; faults only in new: {num_new}" if num_new else "")
+
     def _faults(self) -> list[str]:
         return [
             *(f"only in old: {fault}" for fault in self.gone_faults),

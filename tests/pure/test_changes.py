@@ -349,6 +349,10 @@ def test_what_is_newly_wrong_is_no_success_and_what_moved_is_not_new():
     assert (found.new_faults, found.gone_faults, found.worse) == ((other,), (), ())
     assert not found.ok
     assert f"only in new: {other}" in str(found)
+    assert (
+        "3 same (the same within 0.5 % of memory and 20 % of time); faults only in new: 1"
+        in str(found)
+    )
     back = memlab.compare(a_script_run(faults=(moved, other)), a_script_run(faults=(old,)))
     assert (back.gone_faults, back.ok) == ((other,), True)
 
