@@ -78,7 +78,7 @@ def a_script_run(**fields) -> RunResult:
                         nbytes=nbytes, text=text)
             for text, line, category, nbytes in lines
         ),
-        "modules": {"first": 2 * MIB, "": MIB},
+        "modules": {"h.0.mlp": MIB, "": MIB, "h.1.mlp": MIB},
         "step_seconds": 0.5, "seconds_uncertainty": 0.3,
         "timeline": RunTimeline(
             bytes_by_category=held, stage=np.array([0, 0, 1, 1]), stages=("step", "evaluation"),

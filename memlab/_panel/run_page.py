@@ -21,6 +21,7 @@ body { margin: 0; }
 .ml-run h1 { font-size: 18px; margin: 0 0 4px; overflow-wrap: anywhere; }
 .ml.ml-run h2 { margin: 20px 0 6px; }
 .ml-run td:first-child { min-width: 11ch; overflow-wrap: anywhere; }
+.ml-run td:nth-child(2) { white-space: nowrap; }
 @media (max-width: 480px) { .ml.ml-run :is(td, th) { padding: 3px 4px; } }
 .ml-run .ml-verdict { font-size: 15px; font-weight: 600; max-width: 110ch; }
 .ml-run .ml-chart { height: clamp(240px, 40vh, 420px); }

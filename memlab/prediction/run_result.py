@@ -1,6 +1,8 @@
 """`RunResult`: what each stage of a run costs, and which of them decides."""
 
 import linecache
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
@@ -100,7 +102,8 @@ class LineHolding:
     @property
     def quoted(self) -> str:
         """The line with what stands in it, such as "train.py:12: loss.backward()"."""
-        return f"{self}: {self.text}"[:MOST_LETTERS] if self.text else str(self)
+        said = f"{self}: {self.text}" if self.text else str(self)
+        return said if len(said) <= MOST_LETTERS else f"{said[: MOST_LETTERS - 3]}..."
 
 
 class FaultKind(StrEnum):
@@ -332,7 +335,10 @@ class RunResult:
         worst = self.worst
         categories = worst.bytes_by_category if worst and self.lines else {}
         by_category = [[in_plain_words(name), format_bytes(n)] for name, n in categories.items()]
-        by_module = [[name or "no module", format_bytes(n)] for name, n in self.modules.items()]
+        alike: Counter[str] = Counter()  # such as "layers.*.mlp", for all layers
+        for name, n in self.modules.items():
+            alike[re.sub(r"\b\d+(?=\.)", "*", name)] += n
+        by_module = [[name or "no module", format_bytes(n)] for name, n in alike.most_common()]
         by_line = [
             [held.quoted, format_bytes(held.nbytes), in_plain_words(held.category)]
             for held in self.lines

@@ -54,7 +54,10 @@ const PHASE_TONES = [0, 0.06, 0.12, 0.22, 0.34, 0];
 const STAGE_TONES = [0.08, 0.2]; // by turns
 const FORWARD = PHASES.indexOf("forward");
 /** @type {Record<string, string>} */
-const SHORT = { forward: "fwd", backward: "bwd", optimizer: "opt" };
+const SHORT = {
+  ...{ forward: "fwd", backward: "bwd", optimizer: "opt" },
+  ...{ "first step": "first", evaluation: "eval", generation: "gen" },
+};
 const NEEDLE = 3; // pixels: a narrower peak is easily missed
 const DASHES = [4, 3];
 const TILE = 6;

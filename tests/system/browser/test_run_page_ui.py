@@ -37,6 +37,7 @@ def test_it_says_the_verdict_the_lines_the_faults_and_what_is_assumed(page):
     assert "every stage fits 8.00 MiB" in said
     rows = [row.inner_text().split("\t") for row in page.locator("tr").all()]
     assert ["train.py:9: loss = f(x)", "2.00 MiB", "activations"] in rows
+    assert ["h.*.mlp", "2.00 MiB"] in rows
     assert ["no module", "1.00 MiB"] in rows
     assert [
         "step",
