@@ -1,7 +1,8 @@
 """`StepResult`: what one step costs. Measured, predicted and recorded results have one type."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cache
@@ -146,6 +147,23 @@ def counted(result: "StepResult") -> CountedPeak:
     peak = result.counted_peak
     assert peak is not None
     return peak
+
+
+@contextmanager
+def reading(kind: str, data: Any) -> Iterator[None]:
+    """Say what is wrong with data that the `to_dict` of this kind of result should have written.
+
+    Raises:
+        MemlabError: it did not; what is done with the data raised an error.
+    """
+    of_type("data", data, Mapping)
+    try:
+        yield
+    except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise MemlabError(
+            f"data={shown(data)} was not written by {kind}.to_dict "
+            f"({type(error).__name__}: {shown(str(error))}); pass the dict that it returned"
+        ) from error
 
 
 def outcome_checked(result: "StepResult", what: str) -> "StepResult":
@@ -464,14 +482,8 @@ class StepResult:
         Raises:
             MemlabError: the data was not written by `to_dict`.
         """
-        data = of_type("data", data, Mapping)
-        try:
+        with reading(cls.__name__, data):
             return cls._from_dict(data)
-        except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise MemlabError(
-                f"data={shown(data)} was not written by StepResult.to_dict "
-                f"({type(error).__name__}: {shown(str(error))}); pass the dict that it returned"
-            ) from error
 
     @classmethod
     def _from_dict(cls, data: Mapping[str, Any]) -> "StepResult":

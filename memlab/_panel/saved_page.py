@@ -203,12 +203,21 @@ def as_document(payload: dict[str, Any], still: str, *, keeps_link: bool = True)
         still: what is shown where no script runs, as HTML.
         keeps_link: whether the address of the page holds the settings.
     """
-    title = html.escape(f"{payload['workload']} on {payload['device']}: memory of a step")
-    body = mounted("ml", still, payload, keeps_link=keeps_link)
+    title = f"{payload['workload']} on {payload['device']}: memory of a step"
+    return document(title, mounted("ml", still, payload, keeps_link=keeps_link))
+
+
+def document(title: str, body: str) -> str:
+    """Return an HTML file.
+
+    Args:
+        title: as text.
+        body: as HTML, with its style and scripts.
+    """
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta name="color-scheme" content="light dark"><title>{title}</title>'
+        f'<meta name="color-scheme" content="light dark"><title>{html.escape(title)}</title>'
         f"</head><body>{body}</body></html>\n"
     )
 
@@ -224,8 +233,7 @@ def mounted(name: str, still: str, payload: dict[str, Any], *, keeps_link: bool 
         payload: of `payload_of`.
         keeps_link: whether the address of the page holds the settings.
     """
-    data = json.dumps(payload, separators=(",", ":")).replace("<", "\\u003c")
-    script = joined("app.js").replace("</script", "<\\/script")
+    data, script = in_script(payload), script_of("app.js")
     link = (
         "{ hash: location.hash, setHash: (hash) => history.replaceState(null, '', hash) }"
         if keeps_link
@@ -244,6 +252,16 @@ def mounted(name: str, still: str, payload: dict[str, Any], *, keeps_link: bool 
         "}\n"
         "</script>"
     )
+
+
+def in_script(payload: Mapping[str, Any]) -> str:
+    """Return plain JSON types as a literal for a script in a page."""
+    return json.dumps(payload, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def script_of(entry: str) -> str:
+    """Return a file of the page with all that it imports, for a script in a page."""
+    return joined(entry).replace("</script", "<\\/script")
 
 
 # What a saved notebook keeps of a panel: the step, which lives there too, and its runs.

@@ -36,7 +36,7 @@ from memlab._util.units import format_bytes, shown
 from memlab.errors import ConfigError, MemlabError
 from memlab.prediction.step_file import packed_result, result_in
 from memlab.result import Outcome, Source, StepResult
-from memlab.store.compare import results_of_json
+from memlab.store.sources import results_of_json
 
 MOST_BYTES = 2**26  # of a file
 ALLOWED = (

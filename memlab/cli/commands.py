@@ -359,6 +359,8 @@ def predict_command(
     click.Option(["--timeout", "timeout_seconds"], type=float, default=600.0, show_default=True,
                  metavar="SECONDS", help="after which the run is given up"),
     picture_option("draw what is live as it goes on"),
+    click.Option(["--html", "page"], type=Path, metavar="FILE.html", help="write the answer as a "
+                 "page, with its timeline"),
     JSON,
     click.Argument(["script"]),
     click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED),
@@ -366,7 +368,7 @@ def predict_command(
 )  # fmt: skip
 def run_command(
     script: str, arguments: Sequence[str], device: str | None, as_json: bool,
-    picture: Path | None, **options: Any,
+    picture: Path | None, page: Path | None, **options: Any,
 ) -> ExitCode:  # fmt: skip
     """Run a person's own script, unchanged, without its card, and say what it would hold.
 
@@ -381,6 +383,11 @@ def run_command(
 
         with _writing("picture", picture):
             run_timeline(found).savefig(picture, transparent=False)
+    if page is not None:
+        from memlab._panel.run_page import run_page  # late: it draws too
+
+        with _writing("html", page):
+            page.write_text(run_page(found), encoding="utf-8")
     if not as_json:
         for line in found.table():
             click.echo(plain(line))
@@ -517,10 +524,11 @@ def recommend_command(
 def compare_command(
     old: str, new: str, as_json: bool, picture: Path | None, **tolerances: float
 ) -> ExitCode:
-    """Say what changed in bytes and time between two files of results.
+    """Say what changed in bytes and time between two files of results, or two runs of a script.
 
     OLD and NEW are what --json printed, tables of memlab.results() as JSON or CSV, or stores. The
-    exit code is 1 if memory or time of a setting rose, 3 if no setting is in both.
+    exit code is 1 if memory or time of a setting or a stage rose, or if something new is wrong in a
+    script; 3 if no setting is in both.
     """
     _check_picture(picture)
     found = compare(old, new, **tolerances)

@@ -103,7 +103,7 @@ class StepMemory:
         for category, birth in zip(
             self.blocks.columns[live].tolist(), self.blocks.births[live].tolist(), strict=True
         ):
-            key = _alike(self.trace, CATEGORIES[category], birth)
+            key = alike(self.trace, CATEGORIES[category], birth)
             group = found.setdefault(key, [0, 0])
             group[0] += 1
             group[1] += int(self.trace.nbytes[birth])
@@ -173,7 +173,7 @@ def _is_multiple(nbytes: int, count: int) -> bool:
     return any(nbytes >= row and nbytes % row < ROUNDING for row in rows)
 
 
-def _alike(trace: Trace, category: Category, birth: int) -> tuple[Category, str, str, Phase]:
+def alike(trace: Trace, category: Category, birth: int) -> tuple[Category, str, str, Phase]:
     """Return the key by which blocks are grouped into one `Holding`."""
     place, address = trace.place(birth), int(trace.address[birth])
     module = place.module

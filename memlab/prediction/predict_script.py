@@ -7,6 +7,7 @@ was seen to have.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,16 @@ from memlab.config import StepConfig
 from memlab.cost_model.targets import Kernels, seconds_of_intervals
 from memlab.cost_model.traced_step import Failure, TracedStep, from_recording
 from memlab.devices.cards import Target
-from memlab.memory.lifetimes import step_memory
+from memlab.memory.lifetimes import alike, step_memory
 from memlab.prediction.predict import MOST_UNKNOWN, versions_of, width_of_seconds
 from memlab.prediction.predict_run import RunRecording, stages_of, summary_of, with_judgement
-from memlab.prediction.run_result import LineHolding, RunResult
+from memlab.prediction.run_result import LineHolding, RunResult, text_of
 from memlab.prediction.run_settings import TrainingRun
 from memlab.prediction.run_stages import timeline_of_run
 from memlab.prediction.script_faults import Peaks, faults_of
 from memlab.result import Outcome, Source
 from memlab.running import Report
-from memlab.trace import CATEGORIES, Trace
+from memlab.trace import CATEGORIES, STATES, Trace
 from memlab.tracing.assembly import layout_of
 from memlab.tracing.person_script import Script, ScriptRecording, record_script
 from memlab.tracing.program import Program
@@ -103,7 +104,7 @@ def predict_script_in_process(
             message=recorded.ended or summary_of(found.costs),
             stages=found.costs,
             uncertainty=found.width,
-            lines=_lines(recorded, found.trace, run.program),
+            **_at_peak(recorded, found.trace, run.program),
             faults=faults_of(recorded, found.trace, recorded.names, again),
             **_seconds(recorded, kernels, target),
             timeline=timeline_of_run(found.trace, recorded.names),
@@ -131,12 +132,13 @@ def _program(recorded: ScriptRecording) -> Program:
     )
 
 
-def _lines(recorded: ScriptRecording, trace: Trace, program: Program) -> tuple[LineHolding, ...]:
-    """Return what holds the peak of the run, by the lines that made it."""
+def _at_peak(recorded: ScriptRecording, trace: Trace, program: Program) -> dict[str, Any]:
+    """Return what holds the peak of the run, by line and by module, as fields of a result."""
     peak = int(np.argmax(np.cumsum(trace.nbytes)))
     step = max(trace.intervals[trace.interval[peak]].step, 0)
     blocks, layout = step_memory(trace, step).blocks, program.layout
     found: dict[tuple[Line, str], list[int]] = {}
+    modules: Counter[str] = Counter()
     for at in np.flatnonzero((blocks.births <= peak) & (peak < blocks.deaths)).tolist():
         birth = int(blocks.births[at])
         block = int(trace.address[birth])
@@ -148,11 +150,23 @@ def _lines(recorded: ScriptRecording, trace: Trace, program: Program) -> tuple[L
         held = found.setdefault((line, category), [0, 0])
         held[0] += 1
         held[1] += int(trace.nbytes[birth])
+        kind, path, *_ = alike(trace, CATEGORIES[blocks.columns[at]], birth)
+        is_of_parameter = kind in STATES and path not in trace.modules
+        module = path.rpartition(".")[0] if is_of_parameter else ""
+        modules[module or path] += int(trace.nbytes[birth])
     lines = [
-        LineHolding(file=file, line=number, category=category, num_blocks=count, nbytes=nbytes)
+        LineHolding(
+            file=file,
+            line=number,
+            category=category,
+            num_blocks=count,
+            nbytes=nbytes,
+            text=text_of(file, number),
+        )
         for ((file, number), category), (count, nbytes) in found.items()
     ]
-    return tuple(sorted(lines, key=lambda each: -each.nbytes))
+    lines.sort(key=lambda each: -each.nbytes)
+    return {"lines": tuple(lines), "modules": dict(modules.most_common())}
 
 
 def _seconds(recorded: ScriptRecording, kernels: Kernels, target: Target) -> dict[str, Any]:

@@ -1,25 +1,34 @@
 """`RunResult`: what each stage of a run costs, and which of them decides."""
 
+import linecache
+import re
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memlab._util.checks import check_fields
 from memlab._util.tables import aligned, columns_table, facts_table
-from memlab._util.units import format_bytes, listed, shown
+from memlab._util.units import format_bytes, listed, plus_minus, shown
 from memlab.config import StepConfig
 from memlab.errors import ConfigError
-from memlab.prediction.run_settings import TrainingRun
-from memlab.result import CountedPeak, FitStatus, Outcome, Source
-from memlab.trace import LiveBytes
+from memlab.prediction.run_settings import Evaluation, Generation, TrainingRun
+from memlab.result import CountedPeak, FitStatus, Outcome, Source, reading
+from memlab.trace import CATEGORIES, LiveBytes
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt  # it costs 5 ms at import
 
-MOST_LINES = 8  # of a script that are told
+MOST_ROWS = 8  # of a table of what holds the peak
+MOST_LETTERS = 72  # of a line of a script
+
+
+def text_of(file: str, line: int) -> str:
+    """Return what stands in a line of a script; "" if that is not known."""
+    return linecache.getline(file, line).strip() if file else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +82,7 @@ class LineHolding:
             "workspaces_of_kernels".
         num_blocks: number of blocks.
         nbytes: their bytes together.
+        text: what stands in the line; empty if it is not known, as of a notebook.
     """
 
     file: str
@@ -80,10 +90,20 @@ class LineHolding:
     category: str
     num_blocks: int
     nbytes: int
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __str__(self) -> str:
         """Return for instance "train.py:12"."""
         return f"{Path(self.file).name}:{self.line}" if self.file else "no line of the script"
+
+    @property
+    def quoted(self) -> str:
+        """The line with what stands in it, such as "train.py:12: loss.backward()"."""
+        said = f"{self}: {self.text}" if self.text else str(self)
+        return said if len(said) <= MOST_LETTERS else f"{said[: MOST_LETTERS - 3]}..."
 
 
 class FaultKind(StrEnum):
@@ -117,6 +137,7 @@ class ScriptFault:
         stage: the one whose peak it raises the most; empty if none.
         before_bytes: the peak of that stage.
         after_bytes: the same with the change, as it was tried.
+        text: what stands in the line; empty if it is not known.
     """
 
     kind: FaultKind
@@ -128,6 +149,10 @@ class ScriptFault:
     stage: str = ""
     before_bytes: int = 0
     after_bytes: int = 0
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __str__(self) -> str:
         """Return for instance "train.py:31: gradients are never zeroed: call zero_grad ..."."""
@@ -162,6 +187,20 @@ class RunTimeline(LiveBytes):
         found = {name: getattr(self, name).tolist() for name in columns}
         return {**found, "stages": list(self.stages), "categories": list(self.categories)}
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "RunTimeline":
+        """Return the timeline that `to_dict` wrote."""
+        import numpy as np
+
+        held, stage, operator = (
+            np.array(data[name], np.int64) for name in ("bytes_by_category", "stage", "operator")
+        )
+        if held.shape != (len(stage), len(CATEGORIES)) or stage.shape != operator.shape:
+            raise ValueError("the columns of the timeline do not belong together")
+        return cls(
+            bytes_by_category=held, stage=stage, stages=tuple(data["stages"]), operator=operator
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunResult:
@@ -182,6 +221,8 @@ class RunResult:
         memory_limit_bytes: what the stages are judged by; None for no limit.
         notes: what a reader of these numbers must know.
         lines: of a script, what holds the peak of the run, the largest first; the bytes sum to it.
+        modules: of a script, the same bytes by the path of the module in which they were made, or
+            whose parameters they belong to; "" for those of no module.
         faults: what is wrong in a script, as far as the run proves it; the costliest first.
         step_seconds: of a script, one update without loading its data; None if it is not known.
         seconds_uncertainty: relative half-width of that.
@@ -201,10 +242,14 @@ class RunResult:
     memory_limit_bytes: int | None = None
     notes: tuple[str, ...] = ()
     lines: tuple[LineHolding, ...] = ()
+    modules: Mapping[str, int] = field(default_factory=dict)
     faults: tuple[ScriptFault, ...] = ()
     step_seconds: float | None = None
     seconds_uncertainty: float = 0.0
     timeline: RunTimeline | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
     def worst(self) -> StageCost | None:
@@ -268,39 +313,89 @@ class RunResult:
         said = f"{self.workload_name} on {self.device}: the peak is in the {worst.name}: {peak}"
         return f"{said}; {self._fit_words()}" if self.memory_limit_bytes else said
 
-    def table(self) -> list[str]:
-        """Return the stages, and the lines of a script that hold the peak, as lines of a text."""
-        has_reserved = self.peak_reserved_bytes is not None
-        heads = ["stage", "allocated", *(["reserved"] if has_reserved else []), "holds"]
-        rows = [
-            [
-                stage.name,
-                format_bytes(stage.peak_allocated_bytes),
-                *([format_bytes(stage.peak_reserved_bytes or 0)] if has_reserved else []),
-                ", ".join(
-                    f"{name.replace('_', ' ')} {format_bytes(nbytes)}"
-                    for name, nbytes in list(stage.bytes_by_category.items())[:3]
-                ),
+    def tables(self) -> list[list[list[str]]]:
+        """Return tables of texts, their heads first: the stages, and what holds the peak.
+
+        Of a script the peak is divided by what it is for, by module and by line.
+        """
+        has = {"reserved": self.peak_reserved_bytes is not None,
+               "limit": self.memory_limit_bytes is not None}  # fmt: skip
+        stages = [["stage", "allocated", *(name for name, is_there in has.items() if is_there),
+                   "holds"]]  # fmt: skip
+        for stage in self.stages:
+            row = [stage.name, format_bytes(stage.peak_allocated_bytes)]
+            row += [format_bytes(stage.peak_reserved_bytes or 0)] * has["reserved"]
+            row += [str(stage.fit or "")] * has["limit"]
+            parts = [
+                f"{in_plain_words(name)} {format_bytes(n)}"
+                for name, n in stage.bytes_by_category.items()
             ]
-            for stage in self.stages
+            stages.append([*row, ", ".join(parts[:3])])
+
+        worst = self.worst
+        categories = worst.bytes_by_category if worst and self.lines else {}
+        by_category = [[in_plain_words(name), format_bytes(n)] for name, n in categories.items()]
+        alike: Counter[str] = Counter()  # such as "layers.*.mlp", for all layers
+        for name, n in self.modules.items():
+            alike[re.sub(r"\b\d+(?=\.)", "*", name)] += n
+        by_module = [[name or "no module", format_bytes(n)] for name, n in alike.most_common()]
+        by_line = [
+            [held.quoted, format_bytes(held.nbytes), in_plain_words(held.category)]
+            for held in self.lines
         ]
-        lines = [
-            [str(held), format_bytes(held.nbytes), held.category.replace("_", " ")]
-            for held in self.lines[:MOST_LINES]
+        found = [
+            stages,
+            [["at the peak, by kind", "holds"], *by_category],
+            [["at the peak, by module", "holds"], *by_module[:MOST_ROWS]],
+            [["at the peak, by line", "holds", "as"], *by_line[:MOST_ROWS]],
         ]
-        found = aligned([heads, *rows]) if rows else []
-        found += ["", *aligned([["at the peak", "holds", "as"], *lines])] if lines else []
-        return found + (["", *map(str, self.faults)] if self.faults else [])
+        return [table for table in found if len(table) > 1]
+
+    def table(self) -> list[str]:
+        """Return the tables and the faults as lines of a text."""
+        found = [["", *aligned(table)] for table in self.tables()]
+        found += [["", *map(str, self.faults)]] if self.faults else []
+        return [line for lines in found for line in lines][1:]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain JSON types."""
+        """Return the result as plain JSON types; `from_dict` gives it back."""
         found = asdict(replace(self, timeline=None))
-        found["timeline"] = None if self.timeline is None else self.timeline.to_dict()
-        for name in ("config", "run"):
-            found[name] = None if found[name] is None else str(getattr(self, name))
-        peaks = {"peak_allocated_bytes": self.peak_allocated_bytes,
-                 "peak_reserved_bytes": self.peak_reserved_bytes, "fits": self.fits}  # fmt: skip
-        return {**found, "outcome": str(self.outcome), "source": str(self.source), **peaks}
+        return found | {
+            "outcome": str(self.outcome),
+            "source": str(self.source),
+            "config": None if self.config is None else self.config.to_dict(),
+            "timeline": None if self.timeline is None else self.timeline.to_dict(),
+            "peak_allocated_bytes": self.peak_allocated_bytes,
+            "peak_reserved_bytes": self.peak_reserved_bytes,
+            "fits": self.fits,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "RunResult":
+        """Return the result that `to_dict` wrote.
+
+        Raises:
+            MemlabError: the data was not written by `to_dict`.
+        """
+        with reading(cls.__name__, data):
+            given = {each.name: data[each.name] for each in fields(cls) if each.name in data}
+            config, run, timeline = (data[name] for name in ("config", "run", "timeline"))
+            if run is not None:
+                evaluate, generate = run["evaluate"], run["generate"]
+                given["run"] = TrainingRun(**{
+                    **run,
+                    "evaluate": evaluate and Evaluation(**evaluate),
+                    "generate": generate and Generation(**generate),
+                })  # fmt: skip
+            return cls(**{
+                **given,
+                "config": config and StepConfig(**config),
+                "stages": tuple(StageCost(**each) for each in data["stages"]),
+                "notes": tuple(data["notes"]),
+                "lines": tuple(LineHolding(**each) for each in data["lines"]),
+                "faults": tuple(ScriptFault(**each) for each in data["faults"]),
+                "timeline": timeline and RunTimeline.from_dict(timeline),
+            })  # fmt: skip
 
     def _fit_words(self) -> str:
         limit = format_bytes(self.memory_limit_bytes or 0)
@@ -315,27 +410,18 @@ class RunResult:
         return f"every stage fits {limit}"
 
     def _repr_html_(self) -> str:
-        """Return a table of the stages for notebooks."""
+        """Return tables for notebooks."""
         title = f"{self.workload_name} on {self.device}, {self.source}"
         facts = {
             "result": str(self),
-            "uncertainty": f"± {self.uncertainty:.1%}" if self.uncertainty else "",
+            "uncertainty": plus_minus(self.uncertainty),
             "faults": " ".join(f"{fault}." for fault in self.faults),
             "notes": " ".join(self.notes),
         }
-        has_reserved = self.peak_reserved_bytes is not None
-        heads = ["stage", "allocated", *(["reserved"] if has_reserved else []), "limit", "holds"]
-        rows = [
-            [
-                stage.name,
-                format_bytes(stage.peak_allocated_bytes),
-                *([format_bytes(stage.peak_reserved_bytes or 0)] if has_reserved else []),
-                stage.fit or "",
-                ", ".join(
-                    f"{name.replace('_', ' ')} {format_bytes(nbytes)}"
-                    for name, nbytes in list(stage.bytes_by_category.items())[:3]
-                ),
-            ]
-            for stage in self.stages
-        ]
-        return facts_table(title, facts) + columns_table(heads, rows)
+        tables = (columns_table(heads, rows) for heads, *rows in self.tables())
+        return facts_table(title, facts) + "".join(tables)
+
+
+def in_plain_words(category: str) -> str:
+    """Return for instance "optimizer state"."""
+    return category.replace("_", " ")

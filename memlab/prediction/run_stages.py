@@ -348,7 +348,7 @@ def _averaged(step: Step, mark: Callable[[int, Phase, int], None]) -> AveragedMo
 
 KEPT: Mapping[str, str] = {StageName.EVALUATION: "kept outputs", StageName.GENERATION: "KV cache"}
 EMA = "EMA weights"
-MOST_INSTANTS = 720  # of a timeline: about one a point of the widest figure
+MOST_INSTANTS = 2000  # of a timeline: one a pixel of the widest page
 
 
 def rows_of_stages(trace: Trace, names: Sequence[str]) -> list[tuple[str, int, slice]]:

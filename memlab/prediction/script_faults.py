@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memlab._util.units import MIB
-from memlab.prediction.run_result import FaultKind, ScriptFault
+from memlab.prediction.run_result import FaultKind, ScriptFault, text_of
 from memlab.prediction.run_stages import peaks_of_stages
 from memlab.trace import Phase, Trace
 from memlab.tracing.person_script import ScriptRecording
@@ -149,7 +149,8 @@ def _tried(run: _ScriptRun, found: _Found, again: Again) -> ScriptFault | None:
         return None
     file, number = found.line
     return ScriptFault(
-        kind=found.kind, file=file, line=number, nbytes=found.nbytes, per=found.per,
+        kind=found.kind, file=file, line=number, text=text_of(file, number),
+        nbytes=found.nbytes, per=found.per,
         change=DOES[found.kind], stage=stage if gain > 0 else "",
         before_bytes=before[stage] if gain > 0 else 0,
         after_bytes=before[stage] - gain if gain > 0 else 0,

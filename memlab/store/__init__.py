@@ -4,5 +4,5 @@
   shown. Start here. `frames.py` shows them as tables, `identity.py` says which steps are the same.
 - `records.py`: measurements of real devices as lines of JSON, in `data/`; `recorded.py` shows them
   on machines without these devices.
-- `compare.py`: `memlab.compare`.
+- `compare.py`: `memlab.compare`; `sources.py` reads what it is given.
 """

@@ -1,49 +1,84 @@
-"""`compare`: what changed in bytes and time between two results, or two sets of them."""
+"""`compare`: what changed in bytes and time between two results, two sets of them, or two runs."""
 
-import json
-import math
-import os
-import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from memlab._util.checks import anything, checked, number, of_type
-from memlab._util.tables import columns_table, facts_table
-from memlab._util.units import format_bytes, format_seconds, is_a, shown
-from memlab.config import StepConfig
-from memlab.errors import ConfigError, MemlabError, StoreError
+from memlab._util.checks import anything, checked, number
+from memlab._util.tables import aligned, columns_table, facts_table
+from memlab._util.units import format_bytes, format_seconds, shown, signed_bytes
+from memlab.errors import ConfigError
+from memlab.prediction.run_result import (
+    MOST_ROWS,
+    LineHolding,
+    RunResult,
+    ScriptFault,
+    in_plain_words,
+)
 from memlab.result import Outcome, Source, StepResult, format_percent, signed_percent
-from memlab.store.frames import stored_runs
+from memlab.store.sources import A_RUN, results_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
+WHOLE = "the whole run"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StageOfRun:
+    """A stage of a run, or the whole run, with what is compared of a `StepResult`.
+
+    Attributes:
+        config: the name of the stage, which tells stages apart as a config tells steps; or
+            "the whole run", which alone has a time.
+    """
+
+    config: str
+    outcome: Outcome
+    message: str
+    source: Source
+    device: str
+    workload_name: str
+    versions: Mapping[str, str]
+    memory_limit_bytes: int | None
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    fits: bool | None
+    step_seconds: float | None = None
+    step_seconds_all: tuple[float, ...] = ()
+    uncertainty: Mapping[str, float] | None = None
+
+
+Cost = StepResult | StageOfRun
 HARDWARE = ("device_name", "threads")  # of `StepResult.versions`; times depend on both
 
 
-def setting_of(result: StepResult) -> tuple[Any, ...]:
-    """Return what must be equal on both sides: workload, device, source, limit and config."""
+def setting_of(result: Cost) -> tuple[Any, ...]:
+    """Return what must be equal on both sides: workload, device, source, limit and config.
+
+    Two runs are compared wherever they ran, so of a stage that is its name.
+    """
+    if isinstance(result, StageOfRun):
+        return (result.config,)
     settings = tuple(result.config.to_dict().items())
     limit = result.memory_limit_bytes
     return result.workload_name, result.device, result.source, limit, settings
 
 
-def in_words(result: StepResult) -> str:
+def in_words(result: Cost) -> str:
     """Return the setting of a result in one line."""
     return f"{result.workload_name} on {result.device} ({result.source}), {result.config}"
 
 
-def _hardware(result: StepResult) -> tuple[str, ...]:
+def _hardware(result: Cost) -> tuple[str, ...]:
     """Return processor or card and threads, as far as they are known."""
     return tuple(result.versions.get(name, "") for name in HARDWARE)
 
 
-def _fastest(result: StepResult) -> float | None:
+def _fastest(result: Cost) -> float | None:
     """Return the fastest repeat in seconds; None if a table says only the median."""
     return min(result.step_seconds_all, default=None)
 
@@ -83,8 +118,8 @@ class CostChange:
     """One setting, before and after.
 
     Attributes:
-        old: its result then.
-        new: its result now.
+        old: its result then; of runs a stage.
+        new: its result now; of runs a stage.
         verdict: worse if anything of it rose beyond its tolerance or it does not run or fit any
             more; else better if anything fell beyond it; else the same.
         rose: names of `COSTS` that rose beyond their tolerance.
@@ -93,8 +128,8 @@ class CostChange:
         not_judged: what was not compared, and why, a clause each.
     """
 
-    old: StepResult
-    new: StepResult
+    old: Cost
+    new: Cost
     verdict: CostVerdict
     rose: tuple[str, ...] = ()
     fell: tuple[str, ...] = ()
@@ -132,9 +167,7 @@ class CostChange:
         return found
 
 
-def judged(
-    old: StepResult, new: StepResult, memory_tolerance: float, time_tolerance: float
-) -> CostChange:
+def judged(old: Cost, new: Cost, memory_tolerance: float, time_tolerance: float) -> CostChange:
     """Return how one setting has changed."""
     worse, better = _outcomes(old, new)
     rose, fell, unknown = {}, {}, []
@@ -182,13 +215,13 @@ def relative(before: float | None, after: float | None) -> float | None:
     return after / before - 1.0 if before else 0.0
 
 
-def is_other_hardware(old: StepResult, new: StepResult) -> bool:
+def is_other_hardware(old: Cost, new: Cost) -> bool:
     """Return whether both sides know what they ran on, and it is not the same."""
     before, after = _hardware(old), _hardware(new)
     return any(before) and any(after) and before != after
 
 
-def _outcomes(old: StepResult, new: StepResult) -> tuple[list[str], list[str]]:
+def _outcomes(old: Cost, new: Cost) -> tuple[list[str], list[str]]:
     """Return what is worse and what is better about how both ended."""
     ran, runs = old.outcome is Outcome.OK, new.outcome is Outcome.OK
     if ran and not runs:
@@ -202,7 +235,7 @@ def _outcomes(old: StepResult, new: StepResult) -> tuple[list[str], list[str]]:
     return [], []
 
 
-def _noise(cost: StepResult) -> float:
+def _noise(cost: Cost) -> float:
     """Return by which share a time may differ in the next run or prediction of the same step."""
     if cost.step_seconds is None:
         return 0.0
@@ -231,8 +264,8 @@ class CostChanges:
     """
 
     changes: tuple[CostChange, ...]
-    only_old: tuple[StepResult, ...]
-    only_new: tuple[StepResult, ...]
+    only_old: tuple[Cost, ...]
+    only_new: tuple[Cost, ...]
     memory_tolerance: float
     time_tolerance: float
     notes: tuple[str, ...] = ()
@@ -312,7 +345,186 @@ class CostChanges:
         )
 
 
-def _row(verdict: str, old: StepResult | None, new: StepResult | None) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LineChange:
+    """What a line of a script holds at the peak of two runs.
+
+    Attributes:
+        line: such as "train.py:12: loss.backward()"; its number is that of the new run, if it
+            holds something there.
+        category: what the blocks are for.
+        old_bytes: that it held.
+        new_bytes: that it holds.
+    """
+
+    line: str
+    category: str
+    old_bytes: int
+    new_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
+class RunChanges(CostChanges):
+    """What changed between two runs: in each stage, at the peak, and in what is wrong.
+
+    Lines are matched by their file's name and by what stands in them, since their numbers move.
+
+    Attributes:
+        old: the run then.
+        new: the run now.
+    """
+
+    old: RunResult
+    new: RunResult
+
+    @property
+    def ok(self) -> bool:
+        """Whether something was compared, nothing of it is worse, and nothing new is wrong."""
+        return bool(self.compared) and not self.worse and not self.new_faults
+
+    @property
+    def new_faults(self) -> tuple[ScriptFault, ...]:
+        """What is wrong in the new run alone."""
+        return _without(self.new.faults, self.old.faults)
+
+    @property
+    def gone_faults(self) -> tuple[ScriptFault, ...]:
+        """What was wrong in the old run alone."""
+        return _without(self.old.faults, self.new.faults)
+
+    @property
+    def categories(self) -> dict[str, tuple[int, int]]:
+        """Bytes at the peak, old and new, by what they are for, where they differ."""
+        old, new = (
+            run.worst.bytes_by_category if run.worst else {} for run in (self.old, self.new)
+        )
+        found = {name: (old.get(name, 0), new.get(name, 0)) for name in {**old, **new}}
+        return dict(sorted(
+            ((name, both) for name, both in found.items() if both[0] != both[1]),
+            key=lambda each: -abs(each[1][1] - each[1][0]),
+        ))  # fmt: skip
+
+    @property
+    def lines(self) -> tuple[LineChange, ...]:
+        """Lines that hold more or less at the peak, by how much, the most first."""
+        old, new = _by_line(self.old), _by_line(self.new)
+        found = [
+            LineChange(
+                line=(new.get(key) or old[key])[0].quoted,
+                category=key[-1],
+                old_bytes=sum(held.nbytes for held in old.get(key, ())),
+                new_bytes=sum(held.nbytes for held in new.get(key, ())),
+            )
+            for key in {**old, **new}
+        ]
+        changed = [each for each in found if each.old_bytes != each.new_bytes]
+        return tuple(sorted(changed, key=lambda each: -abs(each.new_bytes - each.old_bytes)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as plain JSON types."""
+        return {
+            **CostChanges.to_dict(self),
+            "old": str(self.old),
+            "new": str(self.new),
+            "categories": {name: list(both) for name, both in self.categories.items()},
+            "lines": [asdict(each) for each in self.lines],
+            "new_faults": [asdict(each) for each in self.new_faults],
+            "gone_faults": [asdict(each) for each in self.gone_faults],
+        }
+
+    def __str__(self) -> str:
+        """Return both verdicts, what a comparison of steps says, and what changed at the peak."""
+        lines = [f"old: {self.old}", f"new: {self.new}", CostChanges.__str__(self)]
+        for table in self._tables():
+            lines += ["", *aligned(table)]
+        return "\n".join([*lines, *self._faults()])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return tables for notebooks."""
+        facts = {"old": str(self.old), "new": str(self.new), "faults": " ".join(self._faults())}
+        tables = (columns_table(heads, rows) for heads, *rows in self._tables())
+        html = facts_table(f"two runs of {self.new.workload_name}", facts)
+        return html + CostChanges._repr_html_(self) + "".join(tables)
+
+    def _summary(self) -> str:
+        num_new = len(self.new_faults)
+        return CostChanges._summary(self) + (f"; faults only in new: {num_new}" if num_new else "")
+
+    def _faults(self) -> list[str]:
+        return [
+            *(f"only in old: {fault}" for fault in self.gone_faults),
+            *(f"only in new: {fault}" for fault in self.new_faults),
+        ]
+
+    def _tables(self) -> list[list[list[str]]]:
+        """Return what changed at the peak as tables of texts, their heads first."""
+
+        def row(name: str, old: int, new: int, *rest: str) -> list[str]:
+            return [name, format_bytes(old), format_bytes(new), signed_bytes(new - old), *rest]
+
+        sizes = ["old", "new", "change"]
+        kinds = [row(in_plain_words(name), *both) for name, both in self.categories.items()]
+        lines = [
+            row(each.line, each.old_bytes, each.new_bytes, in_plain_words(each.category))
+            for each in self.lines[:MOST_ROWS]
+        ]
+        by_kind = [["at the peak, by kind", *sizes], *kinds]
+        by_line = [["at the peak, by line", *sizes, "as"], *lines]
+        return [table for table in (by_kind, by_line) if len(table) > 1]
+
+
+def _by_line(run: RunResult) -> dict[tuple[str, ...], list[LineHolding]]:
+    """Return what holds the peak of a run by what a line is known by in another run."""
+    found: dict[tuple[str, ...], list[LineHolding]] = {}
+    for held in run.lines:
+        found.setdefault((*_known_by(held), held.category), []).append(held)
+    return found
+
+
+def _known_by(place: LineHolding | ScriptFault) -> tuple[str, str]:
+    return Path(place.file).name, place.text or str(place.line)
+
+
+def _without(
+    faults: Iterable[ScriptFault], others: Iterable[ScriptFault]
+) -> tuple[ScriptFault, ...]:
+    """Return the faults that are not among the others."""
+    there = Counter((other.kind, *_known_by(other)) for other in others)
+    found = []
+    for fault in faults:
+        key = (fault.kind, *_known_by(fault))
+        there[key] -= 1
+        if there[key] < 0:
+            found.append(fault)
+    return tuple(found)
+
+
+def _stages_of(run: RunResult, *, with_stages: bool) -> list[StageOfRun]:
+    """Return a run as a whole, then its stages."""
+    facts: dict[str, Any] = {
+        name: getattr(run, name)
+        for name in ("source", "device", "workload_name", "versions", "memory_limit_bytes")
+    }
+    whole = StageOfRun(
+        **facts, config=WHOLE, outcome=run.outcome, message=run.message, fits=run.fits,
+        peak_allocated_bytes=run.peak_allocated_bytes,
+        peak_reserved_bytes=run.peak_reserved_bytes,
+        step_seconds=run.step_seconds, uncertainty={"step_seconds": run.seconds_uncertainty},
+    )  # fmt: skip
+    stages = [
+        StageOfRun(
+            **facts, config=stage.name, outcome=Outcome.OK, message="", fits=stage.fits,
+            peak_allocated_bytes=stage.peak_allocated_bytes,
+            peak_reserved_bytes=stage.peak_reserved_bytes,
+        )
+        for stage in (run.stages if with_stages else ())
+    ]  # fmt: skip
+    return [whole, *stages]
+
+
+def _row(verdict: str, old: Cost | None, new: Cost | None) -> dict[str, Any]:
     """Return a setting with its costs on both sides as plain JSON types."""
     known = new or old
     assert known is not None  # one side has it
@@ -329,181 +541,6 @@ def _row(verdict: str, old: StepResult | None, new: StepResult | None) -> dict[s
             value = None if one is None else getattr(one, attribute)
             row[f"{name}_{attribute}"] = str(value) if attribute == "outcome" and value else value
     return row
-
-
-# Results of tables, of JSON and CSV files, and of stores.
-#
-# A file is recognised by its content, whatever its name: an SQLite file is a store, what
-# begins with a brace or a bracket is JSON, anything else is CSV. A table of
-# `memlab.results()` has no repeats and no versions.
-
-SQLITE = b"SQLite format 3\0"
-EVERYTHING = {"workload": None, "device": None, "source": None}
-ALLOWED = (
-    "a StepResult, several of them, the table of memlab.results(), or the path of a JSON or CSV "
-    "file or of a store"
-)
-NUMBERS = {"memory_limit_bytes": int, "peak_allocated_bytes": int, "peak_reserved_bytes": int,
-           "step_seconds": float}  # fmt: skip
-TRUTHS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
-
-
-def results_of(side: str, given: Any) -> list[StepResult]:
-    """Return the results of one side, in order.
-
-    Args:
-        side: "old" or "new", for messages.
-        given: what a person passed to `compare`.
-
-    Raises:
-        MemlabError: it holds no results; the message says what is allowed.
-    """
-    if is_a(given, str | os.PathLike):
-        return _of_file(side, given)
-    if is_a(given, StepResult):
-        return [given]
-
-    pandas = sys.modules.get("pandas")  # whoever has a DataFrame has imported it
-    if pandas is not None and is_a(given, pandas.DataFrame):
-        try:
-            return [_of_row(row) for row in given.to_dict("records")]
-        except MemlabError as error:
-            raise type(error)(f"{side} {error}") from None
-    try:
-        results = of_type(side, given, Iterable[StepResult])
-    except MemlabError as error:
-        raise ConfigError(f"{error}; {side} is {ALLOWED}") from None
-    return list(results)
-
-
-def _of_file(side: str, given: str | os.PathLike[str]) -> list[StepResult]:
-    try:
-        path = Path(os.fsdecode(given)).expanduser()
-        data = path.read_bytes()
-    except Exception as error:  # no such file, or a person's own class, which may raise anything
-        why = getattr(error, "strerror", None) or type(error).__name__
-        raise ConfigError(
-            f"{side}={shown(given)} cannot be read ({why}); {side} is {ALLOWED}"
-        ) from None
-
-    try:
-        return _of_content(path, data)
-    except StoreError as error:
-        raise StoreError(f"{side}: {error}") from None
-    except MemlabError as error:
-        raise ConfigError(f"{side}={shown(given)} {error}") from None
-
-
-def _of_content(path: Path, data: bytes) -> list[StepResult]:
-    if data.startswith(SQLITE):
-        runs = stored_runs(EVERYTHING, path, is_whole=False)
-        return [run.result for run in runs]
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise ConfigError(f"is no text and no store; allowed is {ALLOWED}") from None
-    return results_of_json(text) if text.lstrip()[:1] in ("{", "[") else _of_csv(text)
-
-
-def results_of_json(text: str) -> list[StepResult]:
-    """Return what `--json` and `DataFrame.to_json(orient="records")` write, and lists of it.
-
-    Raises:
-        ConfigError: it is something else; the message says what it is, after a subject.
-    """
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"is no JSON ({error}); write it with `--json`") from None
-
-    listed = data if isinstance(data, list) else data.get("results", [data])
-    if not isinstance(listed, list):
-        raise ConfigError("has no list of results; write it with `--json`")
-    return [_of_object(each) for each in listed]
-
-
-def _of_object(data: Any) -> StepResult:
-    if not isinstance(data, dict) or "outcome" not in data:
-        raise ConfigError(
-            f"holds {shown(data)}, which is no result; write it with `--json` of `memlab predict`, "
-            "`measure` or `sweep`"
-        )
-    if "config" not in data:
-        return _of_row(data)
-    if "stages" in data:
-        raise ConfigError("holds a run, which has stages; allowed is the result of a step")
-    try:
-        return StepResult.from_dict(data)
-    except MemlabError as error:
-        raise ConfigError(f"holds a result that `--json` did not write: {error}") from None
-
-
-def _of_csv(text: str) -> list[StepResult]:
-    import csv
-
-    try:
-        return [_of_row(row) for row in csv.DictReader(text.splitlines())]
-    except csv.Error as error:
-        raise ConfigError(f"is no table ({error}); write it with memlab.results().to_csv") from None
-
-
-def _of_row(row: Mapping[Any, Any]) -> StepResult:
-    """Return the result that one row of `memlab.results()` says.
-
-    Raises:
-        ConfigError: it is a row of something else.
-    """
-    try:
-        settings = {
-            field.name: _setting(field.type, row[field.name])
-            for field in fields(StepConfig)
-            if field.name in row
-        }
-        fits = _known(row.get("fits"))
-        return StepResult(
-            workload_name=str(row["workload_name"]),
-            device=str(row["device"]),
-            source=Source(str(row["source"])),
-            config=StepConfig(**settings),
-            outcome=Outcome(str(row["outcome"])),
-            message=str(_known(row.get("message")) or ""),
-            fits=None if fits is None else TRUTHS[str(fits).lower()],
-            **{name: _number(kind, row.get(name)) for name, kind in NUMBERS.items()},
-        )
-    except (LookupError, TypeError, ValueError, OverflowError) as error:
-        missing = "it has no " if isinstance(error, KeyError) else ""
-        raise ConfigError(
-            f"holds a row that is no result ({missing}{error}); write it with "
-            "memlab.results().to_csv(...)"
-        ) from None
-
-
-def _setting(kind: Any, value: Any) -> Any:
-    """Return the value of a setting as `StepConfig` takes it; a CSV file holds texts alone."""
-    value = _known(value)
-    if not isinstance(value, str):
-        return value.item() if isinstance(value, np.generic) else value
-    if kind is bool:
-        return TRUTHS[value.lower()]
-    if kind is int:
-        return int(float(value))
-    return float(value) if kind is float or kind == float | None else value
-
-
-def _number(kind: type, value: Any) -> Any:
-    value = _known(value)
-    if value is None:
-        return None
-    number = float(value)
-    if not 0 <= number < math.inf:
-        raise ValueError(f"{value} is not a number from 0")
-    return kind(number)
-
-
-def _known(value: Any) -> Any:
-    """Return a value of a table; None for a cell that is empty."""
-    is_empty = value is None or value == "" or (isinstance(value, float) and math.isnan(value))
-    return None if is_empty else value
 
 
 MOST_TOLERANCE = 100.0  # a hundred times as much
@@ -529,10 +566,13 @@ def compare(
     predicted or recorded. What only one side has is listed, not judged. Of several results of one
     setting the last one counts, and a note says how many were left out.
 
+    Two runs are compared stage by stage, whatever their cards and scripts, and in what holds their
+    peaks and is wrong in them: then a `RunChanges` is returned.
+
     Args:
-        old: a `StepResult`, several of them (a sweep too), the table of `memlab.results()`, or the
-            path of a file: JSON that the command line wrote with `--json`, JSON or CSV of a table,
-            or a store.
+        old: a `StepResult`, several of them (a sweep too), a `RunResult`, the table of
+            `memlab.results()`, or the path of a file: JSON that the command line wrote with
+            `--json`, JSON or CSV of a table, or a store.
         new: the same, of the newer version.
         memory_tolerance: the relative change of a peak that counts as none, 0.005 for 0.5 %.
         time_tolerance: the same for the time of a step, to which noise is added: the spread of
@@ -548,27 +588,57 @@ def compare(
     >>> memlab.compare(result, [result]).ok
     True
     """
-    before, old_notes = _by_setting("old", results_of("old", old))
-    after, new_notes = _by_setting("new", results_of("new", new))
+    before, after = results_of("old", old), results_of("new", new)
+    tolerances = memory_tolerance, time_tolerance
+    if isinstance(before, RunResult) and isinstance(after, RunResult):
+        return _of_runs(before, after, *tolerances)
+    for side, given, found in (("old", old, before), ("new", new, after)):
+        if isinstance(found, RunResult):
+            raise ConfigError(f"{side}={shown(given)} {A_RUN}")
+    assert not isinstance(before, RunResult)
+    assert not isinstance(after, RunResult)
+    return CostChanges(**_changes(before, after, *tolerances))
+
+
+def _of_runs(
+    old: RunResult, new: RunResult, memory_tolerance: float, time_tolerance: float
+) -> RunChanges:
+    are_ok = old.outcome is Outcome.OK and new.outcome is Outcome.OK
+    before, after = (_stages_of(run, with_stages=are_ok) for run in (old, new))
+    found = _changes(before, after, memory_tolerance, time_tolerance)
+    notes = found.pop("notes")
+    if old.workload_name != new.workload_name:
+        notes += (f"Other scripts: {old.workload_name} in old, {new.workload_name} in new.",)
+    if not are_ok:
+        notes += ("Stages were not compared, since not both runs came to their end.",)
+    return RunChanges(**found, notes=notes, old=old, new=new)
+
+
+def _changes(
+    old: Sequence[Cost], new: Sequence[Cost], memory_tolerance: float, time_tolerance: float
+) -> dict[str, Any]:
+    """Return the fields of a `CostChanges`."""
+    before, old_notes = _by_setting("old", old)
+    after, new_notes = _by_setting("new", new)
     changes = [
         judged(before[key], cost, memory_tolerance, time_tolerance)
         for key, cost in after.items()
         if key in before
     ]
-    return CostChanges(
-        changes=tuple(sorted(changes, key=lambda one: ORDER.index(one.verdict))),
-        only_old=tuple(cost for key, cost in before.items() if key not in after),
-        only_new=tuple(cost for key, cost in after.items() if key not in before),
-        memory_tolerance=memory_tolerance,
-        time_tolerance=time_tolerance,
-        notes=(*old_notes, *new_notes, *_notes(before, after)),
-    )
+    return {
+        "changes": tuple(sorted(changes, key=lambda one: ORDER.index(one.verdict))),
+        "only_old": tuple(cost for key, cost in before.items() if key not in after),
+        "only_new": tuple(cost for key, cost in after.items() if key not in before),
+        "memory_tolerance": memory_tolerance,
+        "time_tolerance": time_tolerance,
+        "notes": (*old_notes, *new_notes, *_notes(before, after)),
+    }
 
 
-Costs = dict[tuple[Any, ...], StepResult]
+Costs = dict[tuple[Any, ...], Cost]
 
 
-def _by_setting(side: str, costs: Sequence[StepResult]) -> tuple[Costs, list[str]]:
+def _by_setting(side: str, costs: Sequence[Cost]) -> tuple[Costs, list[str]]:
     """Return the last cost of each setting, and a note on those that it replaces."""
     found = {setting_of(cost): cost for cost in costs}
     num_left_out = len(costs) - len(found)

@@ -11,7 +11,7 @@ from memlab._util.units import KIB, MIB
 from memlab.figures.searches import MOST_ROWS
 from memlab.store.compare import MEMORY_TOLERANCE, TIME_TOLERANCE, CostVerdict
 from memlab.store.database import write
-from tests.store_parts import a_result, a_run
+from tests.store_parts import a_fault, a_result, a_run, a_script_run, a_stage
 
 HERE = {"memlab": "0.1.0", "torch": "2.13.0", "device_name": "a processor", "threads": "2"}
 
@@ -255,7 +255,9 @@ def test_every_kind_of_source_says_the_same(write_as, results, tmp_path):
         ('{"model_type": "gpt2"}', "which is no result"),
         ('{"results": 3}', "has no list of results"),
         ('{"outcome": "ok", "config": {}}', "holds a result that `--json` did not write"),
-        ('{"outcome": "ok", "config": null, "stages": []}', "holds a run, which has stages"),
+        ('{"outcome": "ok", "config": null, "stages": []}', "holds a result that `--json` did not"),
+        (json.dumps(a_script_run().to_dict()), "holds a run, which has stages; allowed is the"),
+        (json.dumps([a_script_run().to_dict()]), "holds a run, which has stages; allowed is the"),
         ('{"outcome": "ok", "batch_size": 4}', "holds a row that is no result"),
         (f"{COLUMNS}\na,cpu,measured,ok,1,inf,5\n", "inf is not a number from 0"),
         (f"{COLUMNS}\na,cpu,measured,ok,1,0.5,-5\n", "-5 is not a number from 0"),
@@ -285,6 +287,100 @@ def test_a_tolerance_is_a_share(tolerance):
     with pytest.raises(MemlabError, match="time_tolerance"):
         memlab.compare(a_step(), a_step(), time_tolerance=tolerance)
     assert memlab.compare(a_step(), a_step()).time_tolerance == TIME_TOLERANCE
+
+
+# two runs of a script
+
+
+def changed(**fields):
+    """Compare the run of a script with one that differs in these fields."""
+    return memlab.compare(a_script_run(), a_script_run(**fields))
+
+
+def verdicts_of(found):
+    return {one.new.config: str(one.verdict) for one in found.changes}
+
+
+def test_the_stages_of_two_runs_are_judged_as_steps_are():
+    stages = (a_stage("step", 4 * MIB), a_stage("evaluation"), a_stage("saving", MIB))
+    found = changed(stages=stages)
+    assert verdicts_of(found) == {
+        "the whole run": "worse", "step": "worse", "evaluation": "same",
+    }  # fmt: skip
+    assert not found.ok
+    assert [one.config for one in found.only_new] == ["saving"]
+    assert found.categories == {"activations": (2 * MIB, 3 * MIB)}
+    assert "worse: train.py on t4 (predicted), step: peak allocated +33.3 %" in str(found)
+    assert "activations 2.00 MiB 3.00 MiB +1.00 MiB" in " ".join(str(found).split())
+    assert memlab.compare(a_script_run(stages=stages), a_script_run()).ok
+    assert memlab.plots.to_png(memlab.plots.cost_changes(found))
+
+
+def test_two_cards_are_compared_with_the_verdict_for_each():
+    there = {"torch": "2.13.0", "device_name": "GeForce"}
+    other = {"device": "rtx-3050", "versions": there, "memory_limit_bytes": 4 * MIB}
+    fine = changed(**other, step_seconds=5.0)
+    assert fine.ok, "times of two cards are not judged"
+    assert "Other devices: t4 (predicted) in old, rtx-3050 (predicted) in new." in fine.notes
+    small = changed(**other, stages=(a_stage("step", fits=False), a_stage("evaluation")))
+    assert verdicts_of(small)["step"] == "worse"
+    assert not small.ok
+    assert "new: train.py on rtx-3050" in str(small)
+    assert "step does not fit 4.00 MiB" in str(small)
+
+
+def test_lines_are_the_same_where_the_same_stands_in_them():
+    old = a_script_run()
+    moved = [dataclasses.replace(held, line=held.line + 40) for held in old.lines]
+    assert changed(lines=tuple(moved)).lines == ()
+    more = dataclasses.replace(moved[1], nbytes=5 * MIB)
+    (found,) = changed(lines=(moved[0], more)).lines
+    assert (found.line, found.old_bytes, found.new_bytes) == (
+        "train.py:49: loss = f(x)", 2 * MIB, 5 * MIB,
+    )  # fmt: skip
+    other = dataclasses.replace(moved[1], text="loss = g(x)")
+    gone, came = sorted(changed(lines=(moved[0], other)).lines, key=lambda each: each.new_bytes)
+    assert (gone.new_bytes, came.old_bytes) == (0, 0)
+
+
+def test_what_is_newly_wrong_is_no_success_and_what_moved_is_not_new():
+    old, moved, other = a_fault(), a_fault(line=70), a_fault(text="other(x)")
+    found = memlab.compare(a_script_run(faults=(old,)), a_script_run(faults=(moved, other)))
+    assert (found.new_faults, found.gone_faults, found.worse) == ((other,), (), ())
+    assert not found.ok
+    assert f"only in new: {other}" in str(found)
+    assert (
+        "3 same (the same within 0.5 % of memory and 20 % of time); faults only in new: 1"
+        in str(found)
+    )
+    back = memlab.compare(a_script_run(faults=(moved, other)), a_script_run(faults=(old,)))
+    assert (back.gone_faults, back.ok) == ((other,), True)
+
+
+def test_a_run_that_ran_out_of_memory_is_worse_and_its_stages_are_not_compared():
+    found = changed(outcome="out_of_memory", message="no room", stages=(a_stage("step", MIB),))
+    assert verdicts_of(found) == {"the whole run": "worse"}
+    assert "out_of_memory now, was ok: no room" in str(found)
+    failed = {"outcome": "failed", "message": "no such file", "stages": (), "timeline": None}
+    neither = memlab.compare(a_script_run(**failed), a_script_run(**failed))
+    assert (neither.compared, neither.ok) == ((), False)
+
+
+def test_a_run_comes_back_from_its_json_and_says_the_same_in_html(tmp_path):
+    run = a_script_run(faults=(a_fault(),))
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(run.to_dict()))
+    found = memlab.compare(path, dataclasses.replace(run, lines=run.lines[:1]))
+    assert found.ok
+    assert found.old.to_dict() == run.to_dict()
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["lines"][0]["new_bytes"] == 0
+    assert "train.py:9: loss = f(x)" in found._repr_html_()
+    with pytest.raises(MemlabError, match=r"old=.*holds a run, which has stages"):
+        memlab.compare(run, a_step())
+    spoiled = {**run.to_dict(), "lines": [{**run.to_dict()["lines"][0], "nbytes": "x"}]}
+    path.write_text(json.dumps(spoiled))
+    with pytest.raises(MemlabError, match="nbytes"):
+        memlab.compare(path, run)
 
 
 # what it looks like

@@ -23,7 +23,7 @@ from memlab.result import FitStatus
 from memlab.search.answer import Recommendation, Recommendations
 from memlab.store.database import write
 from memlab.store.records import Kind
-from tests.store_parts import a_result, a_run
+from tests.store_parts import a_fault, a_result, a_run, a_script_run
 
 COMMANDS = ["predict", "measure", "verify", "sweep", "recommend", "export", "compare", "explain",
             "notebooks", "doctor", "run", "watch"]  # fmt: skip
@@ -506,6 +506,27 @@ def test_compare_reads_stores_and_draws(tmp_path):
     picture = tmp_path / "changes.png"
     assert run("compare", old, store, "--picture", picture).exit_code == 0
     assert picture.read_bytes()[1:4] == b"PNG"
+
+
+def test_two_runs_are_compared_and_what_is_newly_wrong_ends_with_one(tmp_path):
+    old, new, step = (tmp_path / name for name in ("old.json", "new.json", "step.json"))
+    old.write_text(json.dumps(a_script_run().to_dict()))
+    new.write_text(json.dumps(a_script_run(faults=(a_fault(),)).to_dict()))
+    saved(step)
+    assert run("compare", old, old).exit_code == 0
+    done = run("compare", old, new)
+    assert (done.exit_code, "only in new: train.py:7: a forward pass" in done.stdout) == (1, True)
+    done = run("compare", old, step)
+    assert (done.exit_code, "holds a run, which has stages" in done.stderr) == (2, True)
+
+
+def test_a_run_is_written_as_a_page(tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "run_script", lambda *_, **__: a_script_run())
+    page = tmp_path / "run.html"
+    assert run("run", "--html", page, "train.py").exit_code == 0
+    assert "train.py:9: loss = f(x)" in page.read_text()
+    done = run("run", "--html", tmp_path / "no" / "run.html", "train.py")
+    assert (done.exit_code, "--html" in done.stderr) == (2, True)
 
 
 # notebooks and doctor

@@ -1,10 +1,11 @@
 """The result of a whole run, and its picture: what does not fit is named, every byte is drawn."""
 
 import dataclasses
+import json
 
 import pytest
 
-from memlab import MemlabError, Outcome, StepConfig, TrainingRun, plots
+from memlab import Evaluation, MemlabError, Outcome, StepConfig, TrainingRun, plots
 from memlab.prediction.run_result import RunResult, StageCost
 from memlab.prediction.run_stages import judged
 from memlab.result import Source
@@ -46,6 +47,16 @@ def test_a_run_names_the_stage_of_its_peak_and_what_does_not_fit():
     assert result_of(step).fits is None
     with pytest.raises(MemlabError, match="'generation' is no stage of this run"):
         found.stage("generation")
+
+
+def test_a_run_of_a_workload_comes_back_from_its_json():
+    run = TrainingRun(evaluate=Evaluation(batch_size=4), save=True, ema=True)
+    found = dataclasses.replace(result_of(stage("step", 60 * MIB, 70 * MIB), limit=MIB), run=run)
+    data = json.loads(json.dumps(found.to_dict()))
+    assert RunResult.from_dict(data) == found
+    for name, wrong in (("stages", [{"name": "step"}]), ("outcome", "fine"), ("config", "x=1")):
+        with pytest.raises(MemlabError):
+            RunResult.from_dict({**data, name: wrong})
 
 
 def test_the_picture_draws_every_byte_of_every_stage():

@@ -17,6 +17,7 @@ from benchmarks.script_peaks import METER
 from memlab import MemlabError, Outcome, plots
 from memlab.devices import cards
 from memlab.prediction.predict_script import predict_script_in_process
+from memlab.prediction.run_result import RunResult
 from memlab.running import Progress
 from memlab.tracing.person_script import Script
 
@@ -128,7 +129,11 @@ def test_stages_lines_and_what_is_assumed_are_told(folder):
     said = [text.get_text() for text in plots.run_timeline(found).texts]
     assert any(text.startswith("peak ") for text in said)
     assert found.fits is None
-    assert json.dumps(found.to_dict())
+    assert sum(found.modules.values()) == found.peak_allocated_bytes
+    assert max(found.modules, key=found.modules.get) == "0", "the first Linear is the largest"
+    assert all(held.text == lines[held.line - 1].strip() for held in found.lines if held.file)
+    data = json.loads(json.dumps(found.to_dict()))
+    assert RunResult.from_dict(data).to_dict() == found.to_dict()
 
 
 def test_a_script_finds_its_card(folder):

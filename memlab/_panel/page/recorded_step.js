@@ -12,6 +12,8 @@
  * @property {Int32Array} microBatch (instants,)
  * @property {Int32Array | Float64Array} operator how many operators the step has run so far,
  *     (instants,); with fractions in a measured line that is drawn over a prediction
+ * @property {{of: number[], names: string[]}} [stages] of a whole run, in place of phases: `of` says
+ *     which stage each instant belongs to, (instants,)
  *
  * @typedef {object} Trace every allocation and free of a run
  * @property {Int32Array} block

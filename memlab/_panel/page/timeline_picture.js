@@ -51,9 +51,13 @@ const FONT_SIZE = 12;
 const ROW = 18;
 const [LEFT, RIGHT] = [68, 10]; // margins
 const PHASE_TONES = [0, 0.06, 0.12, 0.22, 0.34, 0];
+const STAGE_TONES = [0.08, 0.2]; // by turns
 const FORWARD = PHASES.indexOf("forward");
 /** @type {Record<string, string>} */
-const SHORT = { forward: "fwd", backward: "bwd", optimizer: "opt" };
+const SHORT = {
+  ...{ forward: "fwd", backward: "bwd", optimizer: "opt" },
+  ...{ "first step": "first", evaluation: "eval", generation: "gen" },
+};
 const NEEDLE = 3; // pixels: a narrower peak is easily missed
 const DASHES = [4, 3];
 const TILE = 6;
@@ -403,9 +407,9 @@ function drawLimit(pen, at, theme) {
   write(pen, text, x + 4, y - 9, theme.bad);
 }
 
-/** Phases and micro-batches under the axis. @param {Pen} pen @param {Arranged} at @param {Theme} theme */
+/** Phases and micro-batches, or the stages of a run, under the axis. @param {Pen} pen @param {Arranged} at @param {Theme} theme */
 function drawBands(pen, at, theme) {
-  const { phase, microBatch } = at.scene.timeline;
+  const { phase, microBatch, stages } = at.scene.timeline;
   const { view, bottom, axis } = at;
   const wide = at.right - at.left;
   /** @param {{from: number, to: number}} band @param {string[]} names ever shorter @param {number} below @param {string} colour */
@@ -415,16 +419,17 @@ function drawBands(pen, at, theme) {
     if (fitting)
       write(pen, fitting, (from + to) / 2, bottom + below + ROW / 2 + 0.5, colour, "center");
   };
-  for (const band of layout.bandsOf(at.x, phase, view, 4 / wide)) {
+  for (const band of layout.bandsOf(at.x, stages?.of ?? phase, view, 4 / wide)) {
     const [from, to] = [at.xOf(band.from), at.xOf(band.to)];
     fillBox(
       pen,
       theme.ink,
       [from, bottom + 4, Math.max(to - from - 1, 0.5), ROW],
-      PHASE_TONES[band.last],
+      stages ? STAGE_TONES[band.last % 2] : PHASE_TONES[band.last],
     );
-    const first = band.first === band.last ? band.first : Math.max(band.first, FORWARD);
-    const phases = PHASES.slice(first, band.last + 1).join(" and ");
+    const isOne = stages || band.first === band.last;
+    const first = isOne ? band.first : Math.max(band.first, FORWARD);
+    const phases = (stages?.names ?? PHASES).slice(first, band.last + 1).join(" and ");
     name(band, [phases, SHORT[phases] ?? ""], 4, theme.ink);
   }
 

@@ -10,6 +10,10 @@ from typing import Any
 
 from tests.system.browser import lab_browser
 
+# until the picture of the last move is on screen
+NEXT_FRAME = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+# the smallest size of a target is not among the rules that run by themselves
+OPTIONS = {"resultTypes": ["violations"], "rules": {"target-size": {"enabled": True}}}
 VIEWPORT = {"width": 1300, "height": 1500}
 IS_TRACED = os.environ.get("MEMLAB_TRACE") == "1"
 """A trace shows each step of a failed test in `playwright show-trace`, and costs a third more."""
@@ -22,6 +26,13 @@ NOT_OURS = (
     "Cannot read properties of undefined (reading 'schema')",  # Notebook 7.6 itself, as it opens
     "Command 'filebrowser:open-path' not registered",  # the same, where JupyterLab was before
 )
+
+
+def violations(page: Any, part: str) -> Any:
+    """Return what axe-core finds in the elements of a page that a selector names."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    return Axe().run(page, part, OPTIONS).response["violations"]
 
 
 class Pages:

@@ -6,6 +6,7 @@ import nbformat
 import pytest
 
 from tests.system.browser import lab_browser as lab_ui
+from tests.system.browser.pages import violations
 from tests.system.browser.panel_page import (
     PANEL,
     box,
@@ -21,8 +22,6 @@ from tests.system.browser.panel_page import (
     wait_for,
 )
 
-# the smallest size of a target is not among the rules that run by themselves
-OPTIONS = {"resultTypes": ["violations"], "rules": {"target-size": {"enabled": True}}}
 GRAVE = {"serious", "critical"}
 MOST_TABS = 80
 WHOLE_NOTEBOOK = 1200  # seconds; on a busy machine its cells take minutes
@@ -35,9 +34,7 @@ PANES = ("More options (AdamW)", "Ranks (one device)", "what fits", "what holds 
 
 def findings(page):
     """Return what axe-core finds in the panel: the rule and the first element, if it is grave."""
-    from axe_playwright_python.sync_playwright import Axe
-
-    found = Axe().run(page, PANEL, OPTIONS).response["violations"]
+    found = violations(page, PANEL)
     return [(rule["id"], rule["nodes"][0]["html"]) for rule in found if rule["impact"] in GRAVE]
 
 

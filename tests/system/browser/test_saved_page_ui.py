@@ -6,9 +6,7 @@ import pytest
 
 import memlab
 from memlab import StepConfig
-
-# until the picture of the last move is on screen
-NEXT_FRAME = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+from tests.system.browser.pages import NEXT_FRAME
 
 
 @pytest.fixture(scope="module")
