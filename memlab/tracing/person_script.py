@@ -232,8 +232,8 @@ def _is_of_data(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
     """
     if func.namespace in NO_OPERATORS:
         return False
-    device = kwargs.get("device")
-    if device is not None and torch.device(device).type != "cpu":
+    places = [each for each in (*args, kwargs.get("device")) if isinstance(each, torch.device)]
+    if any(each.type != "cpu" for each in places):
         return False
     if tensors_in([*args, *kwargs.values()]):
         return True
@@ -326,7 +326,9 @@ def record_script(
         with contextlib.ExitStack() as stack:
             stack.enter_context(tracker.fake_parameters(mode))
             stack.enter_context(converted_by(functools.partial(_converted, mode)))
-            stack.enter_context(around_script(course.load, folder, writes=script.writes))
+            stack.enter_context(
+                around_script(course.load, tracker.recording, folder, writes=script.writes)
+            )
             if allocator is not None:
                 found = found_by_script(device, card, allocator, tracker.streams)
                 stack.enter_context(found)

@@ -255,9 +255,13 @@ def parameters_made_of(fake: Callable[[torch.Tensor], torch.Tensor]) -> Iterator
     own_new: Any = FakeTensor.__new__
 
     def new(cls: type, *given: Any, **named: Any) -> Any:
-        """Return a parameter for `type(parameter)(data)`, as libraries copy the class of one."""
+        """Return a parameter for `type(parameter)(data)`, as libraries copy the class of one.
+
+        Some also give what the parameter's `__dict__` holds, where a fake tensor has its own.
+        """
         if given and isinstance(given[0], torch.Tensor):
-            return nn.Parameter(*given, **named)
+            kept = {name: value for name, value in named.items() if name not in vars(given[0])}
+            return nn.Parameter(*given, **kept)
         return own_new(cls, *given, **named)
 
     torch.Tensor._make_subclass = staticmethod(make)  # type: ignore[method-assign]
