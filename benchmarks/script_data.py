@@ -79,11 +79,11 @@ def wikitext(path: Path) -> None:
         text(path / f"{name}.txt")
 
 
-def mnist(path: Path) -> None:
+def mnist(path: Path, for_training: int = 1024) -> None:
     """Make MNIST's files, of fewer digits."""
     raw = path / "MNIST" / "raw"
     raw.mkdir(parents=True, exist_ok=True)
-    for part, count in (("train", 1024), ("t10k", 256)):
+    for part, count in (("train", for_training), ("t10k", 256)):
         pixels = np.random.randint(0, 256, (count, 28, 28), dtype=np.uint8)
         labels = np.random.randint(0, 10, count, dtype=np.uint8)
         for kind, head, values in (
@@ -93,6 +93,9 @@ def mnist(path: Path) -> None:
             content = np.array(head, dtype=">i4").tobytes() + values.tobytes()
             (raw / f"{part}-{kind}-ubyte").write_bytes(content)
             (raw / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(content))
+
+
+many_digits = functools.partial(mnist, for_training=5120)
 
 
 def pictures(path: Path) -> None:

@@ -264,11 +264,19 @@ def parameters_made_of(fake: Callable[[torch.Tensor], torch.Tensor]) -> Iterator
             return nn.Parameter(*given, **kept)
         return own_new(cls, *given, **named)
 
+    data: Any = torch.Tensor.data
+
+    def set_data(tensor: Any, value: Any) -> None:
+        """Set the data of a parameter to values of the host, as of an array."""
+        data.__set__(tensor, fake(value.detach()) if type(value) is torch.Tensor else value)
+
     torch.Tensor._make_subclass = staticmethod(make)  # type: ignore[method-assign]
     FakeTensor.__new__ = staticmethod(new)  # type: ignore[method-assign]
+    FakeTensor.data = property(data.__get__, set_data)  # type: ignore[assignment]
     try:
         yield
     finally:
+        del FakeTensor.data
         FakeTensor.__new__ = staticmethod(own_new)  # type: ignore[method-assign]
         del torch.Tensor._make_subclass
 
