@@ -1,6 +1,7 @@
 """A person's script over fake tensors: its bytes, its card, its files, its stages, bad ones."""
 
 import json
+import multiprocessing.pool
 import os
 import subprocess
 import sys
@@ -504,3 +505,117 @@ def test_a_loader_without_a_step_and_safetensors_by_name(folder):
     """
     save_file({"a": torch.ones(2)}, folder / "weights.safetensors")
     assert ok(run(folder, text)).stage("end")
+
+
+def test_a_pool_of_processes_does_its_work_in_the_script(folder):
+    text = """
+    import concurrent.futures, multiprocessing.pool, torch
+
+    seen = []
+    with multiprocessing.Pool(4, seen.append, ("begun",)) as pool:
+        assert pool.map(abs, [-1, 2]) == [1, 2]
+        assert sorted(pool.imap_unordered(abs, [-1, 2])) == list(pool.imap(abs, [1, 2])) == [1, 2]
+        assert pool.starmap(pow, [(2, 3)]) == pool.starmap_async(pow, [(2, 3)]).get(timeout=3) == [8]
+        found = pool.apply_async(abs, (-3,), callback=seen.append)
+        found.wait()
+        assert found.ready() and found.successful() and found.get() == pool.apply(abs, (-3,)) == 3
+        failed = pool.apply_async(abs, ("no number",))
+        assert not failed.successful()
+        try:
+            failed.get()
+        except TypeError:
+            seen.append("raised")
+    pool.close()
+    pool.join()
+    assert multiprocessing.pool.ThreadPool(2).map(abs, [-1]) == [1]
+    with concurrent.futures.ProcessPoolExecutor(2, initializer=seen.append, initargs=(1,)) as pool:
+        assert list(pool.map(abs, [-1, 2], chunksize=2)) == [1, 2]
+        assert pool.submit(pow, 2, exp=3).result() == 8
+    assert seen == ["begun", 3, "raised", 1], seen
+    kept = torch.ones(4, device="cuda")
+    """
+    own = multiprocessing.pool.Pool.__init__
+    said = [note for note in ok(run(folder, text)).notes if "pool of processes" in note]
+    assert len(said) == 1
+    assert multiprocessing.pool.Pool.__init__ is own
+
+
+def test_tensors_lie_on_the_card_by_default_where_a_script_says_so(folder):
+    text = """
+    import numpy, torch
+
+    torch.set_default_device("cuda")
+    model = torch.nn.Linear(3, 3)
+    model(torch.zeros(2, 3)).sum().backward()
+    assert model.weight.is_cuda
+    torch.set_default_device("cpu")
+    assert not torch.zeros(3).is_cuda
+    torch.set_default_tensor_type("torch.cuda.FloatTensor")
+    assert torch.zeros(3).is_cuda and torch.Tensor(2, 3).is_cuda and torch.Tensor([1.0]).is_cuda
+    torch.set_default_tensor_type("torch.FloatTensor")
+    assert not torch.Tensor(2, 3).is_cuda and not torch.zeros(3).is_cuda
+    bag = torch.nn.EmbeddingBag(10, 4)
+    bag.weight.data = torch.tensor(numpy.ones((10, 4), dtype=numpy.float32))
+    weight = bag.cuda().weight
+    assert weight.is_cuda
+    copy = type(weight)(weight.to("cuda"), **weight.__dict__)  # as accelerate copies the class
+    with torch.inference_mode():
+        assert torch.ones(3).to(dtype=torch.float16, device="cuda").is_cuda
+    torch.set_default_tensor_type("torch.cuda.FloatTensor")
+    """
+    ok(run(folder, text))
+    assert not torch.zeros(1).is_cuda
+    assert type(torch.Tensor(2)) is torch.Tensor
+
+
+GENERATION = """
+import torch
+
+class Model(torch.nn.Module):
+    calls = 0
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.kept = torch.nn.Embedding(64, 1024), []
+
+    def forward(self, ids):
+        Model.calls += 1
+        found = self.table(ids)
+        {keeps}
+        return found @ self.table.weight.T
+
+    @torch.no_grad()
+    def generate(self, ids):
+        for _ in range(60):
+            ids = torch.cat([ids, self(ids[:, -8:])[:, -1:].argmax(-1)], 1)
+
+model = Model().cuda()
+model.generate(torch.zeros(4, 8, dtype=torch.long, device="cuda"))
+assert Model.calls {calls}, Model.calls
+"""
+
+
+def test_a_generation_goes_on_only_while_its_model_keeps_something(folder):
+    plain = ok(run(folder, GENERATION.format(keeps="", calls="< 10")))
+    keeping = "self.kept.append(found)"
+    kept = ok(run(folder, GENERATION.format(keeps=keeping, calls="== 60")))
+    assert [stage.name for stage in plain.stages] == ["build", "generation"]
+    # 59 of 60 outputs of the table are held beside the last one
+    grown = kept.peak_allocated_bytes - plain.peak_allocated_bytes
+    num_ids = 4 * 68 * 2  # before and after a token is joined to them
+    assert 0 <= grown - 59 * (4 * 8 * 1024) * 4 <= num_ids * 8
+
+
+def test_boxes_are_all_kept_where_it_is_not_known_which_overlap(folder):
+    text = """
+    import torch
+
+    library = torch.library.Library("torchvision", "DEF")
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    boxes = torch.rand(300, 4, device="cuda")
+    kept = torch.ops.torchvision.nms(boxes, boxes[:, 0], 0.5)
+    assert boxes[kept].shape == (300, 4)
+    """
+    (folder / "train.py").write_text(textwrap.dedent(text))
+    found = ok(memlab.run_script("train.py", device="t4", progress=False))
+    assert any("no box overlaps another" in note for note in found.notes)
