@@ -449,8 +449,9 @@ def _start(script: Script) -> None:
 
 
 def _is_of_script(module: Any) -> bool:
-    file = getattr(module, "__file__", None)
-    return file is not None and not os.path.abspath(file).startswith((*THEIRS, HERE))
+    """Return whether a module is a person's own; a library in C may not be imported twice."""
+    path = os.path.abspath(getattr(module, "__file__", None) or HERE)
+    return "site-packages" not in path and not path.startswith((*THEIRS, HERE))
 
 
 def _run_cells(path: str) -> None:
