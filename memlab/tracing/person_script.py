@@ -48,7 +48,7 @@ from memlab.tracing.assembly import BESIDE, LiveBlocks
 from memlab.tracing.built import check_dense
 from memlab.tracing.recording import OpTrace, Streams
 from memlab.tracing.script_card import LiveAllocator, found_by_script
-from memlab.tracing.script_course import BETWEEN, Course, Enough, named_by_use
+from memlab.tracing.script_course import BETWEEN, SAVING, Course, Enough, named_by_use
 from memlab.tracing.script_facts import NOWHERE, Casts, Change, Facts, Line, Watcher
 from memlab.tracing.script_ranks import as_first_rank, of_ranks
 from memlab.tracing.script_world import around_script
@@ -355,7 +355,7 @@ def record_script(
                 if error.code not in (None, 0):
                     raise UnsupportedError(_of_exit(script, error.code, said.text)) from error
                 ended.append("")
-        if all(name == BETWEEN for name in course.names):  # it does nothing but build
+        if all(name in (BETWEEN, SAVING) for name in course.names):  # it does nothing but build
             course.names[:] = [BETWEEN]
             intervals = tracker.recording.intervals
             intervals[:] = [dataclasses.replace(each, step=0) for each in intervals]

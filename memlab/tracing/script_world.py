@@ -34,7 +34,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from memlab._util.torch_private import pytree
-from memlab._util.torch_private.tensors import LoaderIterator, storage_key
+from memlab._util.torch_private.tensors import FakeTensor, LoaderIterator, storage_key
 from memlab.tracing.recording import OpTrace
 from memlab.tracing.script_course import TensorOutline, outline
 
@@ -399,48 +399,66 @@ def _pools(recording: OpTrace) -> Iterator[tuple[Any, str, Any]]:
 
 
 class _Checkpoints:
-    """Files of `torch.save`, which this run writes and reads without the numbers in them."""
+    """Files of `torch.save`, which this run writes and reads without the numbers of fake tensors.
+
+    A file holds a mark, so that it may be copied, renamed, or a buffer that the script writes.
+    """
 
     def __init__(self) -> None:
-        self._held: dict[str, Any] = {}
+        self._held: dict[bytes, Any] = {}
 
     def replaced(self) -> Iterator[tuple[Any, str, Any]]:
         """Yield what is replaced, so that files of tensors are written and read here."""
         yield torch, "save", self.save
-        yield torch, "load", functools.partial(self.load, torch.load)
+        yield torch, "load", functools.partial(self.load, torch.load, None)
         own: Any = torch.UntypedStorage
         # by their addresses libraries find out which tensors share memory
         yield own, "data_ptr", functools.partialmethod(_address, own.data_ptr)
         with contextlib.suppress(ImportError):
             safe: Any = importlib.import_module("safetensors.torch")
             yield safe, "save_file", self.save
-            yield safe, "load_file", functools.partial(self.load, safe.load_file)
+            yield safe, "load_file", functools.partial(self.load, safe.load_file, "cpu")
 
     def save(self, value: Any, file: Any, *_: Any, **__: Any) -> None:
-        """Keep what a file would hold, and make the file."""
-        if isinstance(file, str | bytes | os.PathLike):
-            with open(file, "wb"):  # its folder has to be there
-                pass
-        if key := _key(file):
-            self._held[key] = pytree.tree_map_only(torch.Tensor, outline, value)
+        """Keep what a file would hold, and write its mark."""
+        mark = MARK % len(self._held)
+        self._held[mark] = pytree.tree_map_only(torch.Tensor, _Kept, value)
+        with _opened(file, "wb") as opened:
+            opened.write(mark)
 
-    def load(self, own: Any, file: Any, *more: Any, **options: Any) -> Any:
+    def load(self, own: Any, usual: Any, file: Any, *more: Any, **options: Any) -> Any:
         """Return what a file of this run holds, or read another one."""
-        held = self._held.get(_key(file))
+        with _opened(file, "rb") as opened:
+            start = opened.tell()
+            held = self._held.get(opened.read(len(MARK % 0)))
+            opened.seek(start)
         if held is None:
             return own(file, *more, **options)
         place = [*more, options.get("map_location"), options.get("device")]  # of either function
-        device = next((each for each in place if isinstance(each, str | torch.device)), "cpu")
-        found = pytree.tree_map_only(TensorOutline, lambda saved: saved.made(device), held)
+        device = next((each for each in place if isinstance(each, str | torch.device)), usual)
+        found = pytree.tree_map_only(_Kept, lambda kept: kept(device), held)
         return copy.deepcopy(found) if found is held else found  # a whole model, for instance
 
 
-def _key(file: Any) -> str:
-    """Return by what a file is known: the path, or that of an open file; "" if it has none."""
-    path = getattr(file, "name", file)
-    return (
-        os.path.realpath(os.fsdecode(path)) if isinstance(path, str | bytes | os.PathLike) else ""
-    )
+MARK = b"a checkpoint of memlab run, %08d"
+
+
+class _Kept:
+    """A tensor of a file, which is made anew on a device, or on its own for None."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        is_fake = isinstance(tensor, FakeTensor)
+        self._held = outline(tensor) if is_fake else tensor.detach().clone()
+
+    def __call__(self, device: Any) -> torch.Tensor:
+        held = self._held
+        return held.made(device) if isinstance(held, TensorOutline) else held.clone().to(device)
+
+
+def _opened(file: Any, mode: str) -> contextlib.AbstractContextManager[Any]:
+    """Return an open file for its path, or a file that is open already."""
+    is_path = isinstance(file, str | bytes | os.PathLike)
+    return open(file, mode) if is_path else contextlib.nullcontext(file)
 
 
 def _address(storage: Any, own: Callable[[Any], int]) -> int:

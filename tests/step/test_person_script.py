@@ -515,7 +515,8 @@ def test_a_pool_of_processes_does_its_work_in_the_script(folder):
     with multiprocessing.Pool(4, seen.append, ("begun",)) as pool:
         assert pool.map(abs, [-1, 2]) == [1, 2]
         assert sorted(pool.imap_unordered(abs, [-1, 2])) == list(pool.imap(abs, [1, 2])) == [1, 2]
-        assert pool.starmap(pow, [(2, 3)]) == pool.starmap_async(pow, [(2, 3)]).get(timeout=3) == [8]
+        assert pool.starmap(pow, [(2, 3)]) == [8]
+        assert pool.starmap_async(pow, [(2, 3)]).get(timeout=3) == [8]
         found = pool.apply_async(abs, (-3,), callback=seen.append)
         found.wait()
         assert found.ready() and found.successful() and found.get() == pool.apply(abs, (-3,)) == 3
@@ -624,3 +625,40 @@ def test_boxes_are_all_kept_where_it_is_not_known_which_overlap(folder):
     (folder / "train.py").write_text(textwrap.dedent(text))
     found = ok(memlab.run_script("train.py", device="t4", progress=False))
     assert any("no box overlaps another" in note for note in found.notes)
+
+
+def test_a_checkpoint_is_found_in_a_buffer_a_copy_and_on_its_own_device(folder):
+    text = """
+    import io, shutil, torch
+
+    data, weight = torch.arange(3), torch.nn.Linear(4, 4).cuda().weight
+    buffer = io.BytesIO()
+    torch.save({"data": data, "weight": weight}, buffer)
+    with open("first.pt", "wb") as file:
+        file.write(buffer.getvalue())
+    shutil.copy("first.pt", "second.pt")
+    data += 1
+    found = torch.load("second.pt")
+    assert found["data"].tolist() == [0, 1, 2], "what lies on the host is real"
+    assert found["weight"].is_cuda and isinstance(found["weight"], torch.nn.Parameter)
+    with open("second.pt", "rb") as file:
+        assert not torch.load(file, map_location="cpu")["weight"].is_cuda
+    """
+    ok(run(folder, text))
+
+
+def test_a_script_may_save_before_it_trains(folder):
+    saves = """
+    import torch
+    model = torch.nn.Linear(512, 512).cuda()
+    torch.save(model.state_dict(), "first.pt")
+    """
+    trains = """
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(5):
+        model(torch.ones(2, 512, device="cuda")).sum().backward()
+        optimizer.step()
+    """
+    assert [stage.name for stage in ok(run(folder, saves)).stages] == ["end"]
+    names = [stage.name for stage in ok(run(folder, saves + trains)).stages]
+    assert names[:2] == ["build", "first step"]

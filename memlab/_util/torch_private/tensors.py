@@ -257,10 +257,10 @@ def parameters_made_of(fake: Callable[[torch.Tensor], torch.Tensor]) -> Iterator
     def new(cls: type, *given: Any, **named: Any) -> Any:
         """Return a parameter for `type(parameter)(data)`, as libraries copy the class of one.
 
-        Some also give what the parameter's `__dict__` holds, where a fake tensor has its own.
+        Some also give what its `__dict__` holds, where a fake tensor has names of its own.
         """
         if given and isinstance(given[0], torch.Tensor):
-            kept = {name: value for name, value in named.items() if name not in vars(given[0])}
+            kept = {name: value for name, value in named.items() if name == "requires_grad"}
             return nn.Parameter(*given, **kept)
         return own_new(cls, *given, **named)
 
