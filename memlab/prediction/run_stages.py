@@ -374,13 +374,12 @@ def stage_costs(
         reserved: int64, (rows,), what the caching allocator holds; None where there is none.
     """
     live = np.cumsum(trace.nbytes)
-    first = next((at for _, at, _, _ in peaks_of_stages(trace, names, live) if at >= 0), 0)
     found: dict[str, StageCost] = {}
     for name, number, rows, peak in peaks_of_stages(trace, names, live):
         held = int(live[peak])
         if name in found and found[name].peak_allocated_bytes >= held:
             continue
-        memory = step_memory(trace, max(number, first))
+        memory = step_memory(trace, max(number, 0))
         found[name] = StageCost(
             name=str(name),
             peak_allocated_bytes=held,
