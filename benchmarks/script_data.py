@@ -40,11 +40,11 @@ def _sentence(length: int = 30) -> str:
     return " ".join(random.choices(WORDS, k=length))
 
 
-def _picture(path: Path, channels: int = 3) -> None:
+def _picture(path: Path, channels: int = 3, size: int = PIXELS) -> None:
     from PIL import Image
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.randint(0, 256, (PIXELS, PIXELS, channels), dtype=np.uint8)
+    pixels = np.random.randint(0, 256, (size, size, channels), dtype=np.uint8)
     Image.fromarray(pixels).save(path)
 
 
@@ -359,7 +359,7 @@ def blender(path: Path) -> None:
     for part in ("train", "val", "test"):
         frames = []
         for number in range(16):
-            _picture(path / part / f"{number}.png", channels=4)
+            _picture(path / part / f"{number}.png", channels=4, size=256)
             position = np.eye(4) + number / 10
             frames.append({"file_path": f"{part}/{number}", "transform_matrix": position.tolist()})
         table = {"camera_angle_x": 0.7, "frames": frames}

@@ -307,6 +307,10 @@ class UnknownValues:
             return self._packed(args, does)
         if func in CTC:
             return self._aligned(args, does)
+        if func is aten.bincount.default and args[2:]:
+            self._assume(does, "assumed that it counts no more numbers than minlength", "branch")
+            dtype = torch.int64 if args[1] is None else torch.float64
+            return args[0].new_empty(args[2], dtype=dtype)
         if str(func) == SUPPRESSION:
             kept = "assumed that no box overlaps another; what the kernel itself holds is left out"
             self._assume(does, kept, "branch")

@@ -662,3 +662,23 @@ def test_a_script_may_save_before_it_trains(folder):
     assert [stage.name for stage in ok(run(folder, saves)).stages] == ["end"]
     names = [stage.name for stage in ok(run(folder, saves + trains)).stages]
     assert names[:2] == ["build", "first step"]
+
+
+def test_sparse_gradients_and_counts_up_to_a_number_are_followed(folder):
+    text = """
+    import torch
+
+    bag = torch.nn.EmbeddingBag(1000, 64, mode="sum", sparse=True).cuda()
+    optimizer = torch.optim.SGD(bag.parameters(), lr=0.1)
+    ids, offsets = torch.arange(6).cuda(), torch.tensor([0, 3]).cuda()
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = bag(ids, offsets).sum()
+        assert torch.bincount(loss.detach().view(1).long(), minlength=9).shape == (9,)
+        loss.backward()
+        optimizer.step()
+    """
+    found = ok(run(folder, text))
+    step = found.stage("step")
+    assert step.peak_allocated_bytes < 2 * 1000 * 64 * 4  # no dense gradient
+    assert any("minlength" in note for note in found.notes)
