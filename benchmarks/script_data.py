@@ -40,12 +40,11 @@ def _sentence(length: int = 30) -> str:
     return " ".join(random.choices(WORDS, k=length))
 
 
-def _picture(path: Path, channels: int = 3, size: int = PIXELS) -> None:
+def _picture(path: Path, shape: tuple[int, ...] = (PIXELS, PIXELS, 3), most: int = 256) -> None:
     from PIL import Image
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.randint(0, 256, (size, size, channels), dtype=np.uint8)
-    Image.fromarray(pixels).save(path)
+    Image.fromarray(np.random.randint(0, most, shape, dtype=np.uint8)).save(path)
 
 
 def text(path: Path) -> None:
@@ -107,12 +106,8 @@ def pictures(path: Path) -> None:
 
 def masks(path: Path) -> None:
     """Make a folder of masks of two classes, for `pictures`."""
-    from PIL import Image
-
-    path.mkdir(parents=True, exist_ok=True)
     for name in (*range(8), "made"):
-        pixels = np.random.randint(0, 2, (PIXELS, PIXELS), dtype=np.uint8)
-        Image.fromarray(pixels).save(path / f"{name}_mask.gif")
+        _picture(path / f"{name}_mask.gif", (PIXELS, PIXELS), most=2)
 
 
 def images(path: Path) -> None:
@@ -267,15 +262,8 @@ def _tokenizer() -> Any:
     made.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=numbers
     )
-    found = PreTrainedTokenizerFast(
-        tokenizer_object=made,
-        unk_token="[UNK]",
-        pad_token="[PAD]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        mask_token="[MASK]",
-        eos_token="[EOS]",
-    )
+    named = {f"{name[1:-1].lower()}_token": name for name in SPECIAL}
+    found = PreTrainedTokenizerFast(tokenizer_object=made, **named)
     found.chat_template = CHAT
     return found
 
@@ -312,12 +300,7 @@ vit = functools.partial(
 
 def diffuser(path: Path) -> None:
     """Make a pipeline of Stable Diffusion, of few channels."""
-    from diffusers import (
-        AutoencoderKL,
-        DDPMScheduler,
-        StableDiffusionPipeline,
-        UNet2DConditionModel,
-    )
+    import diffusers
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
     path.mkdir(parents=True, exist_ok=True)
@@ -325,26 +308,25 @@ def diffuser(path: Path) -> None:
     known = ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{letter}</w>" for letter in letters)]
     (path / "vocab.json").write_text(json.dumps({name: at for at, name in enumerate(known)}))
     (path / "merges.txt").write_text("#version: 0.2\n")
-    tokenizer = CLIPTokenizer(
-        str(path / "vocab.json"), str(path / "merges.txt"), model_max_length=77
-    )
+    files = (str(path / name) for name in ("vocab.json", "merges.txt"))
+    tokenizer = CLIPTokenizer(*files, model_max_length=77)
     down, up = ("DownBlock2D", "CrossAttnDownBlock2D"), ("CrossAttnUpBlock2D", "UpBlock2D")
     channels, size = (32, 64), 32
     encoder = CLIPTextConfig(
         vocab_size=len(known), hidden_size=size, intermediate_size=64, num_hidden_layers=2,
         num_attention_heads=4,
     )  # fmt: skip
-    vae = AutoencoderKL(
+    vae = diffusers.AutoencoderKL(
         block_out_channels=channels, down_block_types=("DownEncoderBlock2D",) * 2,
         up_block_types=("UpDecoderBlock2D",) * 2, latent_channels=4,
     )  # fmt: skip
-    unet = UNet2DConditionModel(
+    unet = diffusers.UNet2DConditionModel(
         block_out_channels=channels, down_block_types=down, up_block_types=up,
         cross_attention_dim=size, sample_size=size,
     )  # fmt: skip
-    StableDiffusionPipeline(
+    diffusers.StableDiffusionPipeline(
         vae=vae, text_encoder=CLIPTextModel(encoder), tokenizer=tokenizer, unet=unet,
-        scheduler=DDPMScheduler(), safety_checker=None, feature_extractor=None,
+        scheduler=diffusers.DDPMScheduler(), safety_checker=None, feature_extractor=None,
     ).save_pretrained(path)  # fmt: skip
 
 
@@ -359,7 +341,7 @@ def blender(path: Path) -> None:
     for part in ("train", "val", "test"):
         frames = []
         for number in range(16):
-            _picture(path / part / f"{number}.png", channels=4, size=256)
+            _picture(path / part / f"{number}.png", (256, 256, 4))
             position = np.eye(4) + number / 10
             frames.append({"file_path": f"{part}/{number}", "transform_matrix": position.tolist()})
         table = {"camera_angle_x": 0.7, "frames": frames}
