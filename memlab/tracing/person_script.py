@@ -61,6 +61,7 @@ HERE = str(Path(__file__).parents[1])
 MOST_FRAMES = 100
 MOST_CHARACTERS = 2_000  # of what a script says on stderr
 COPY = torch.ops.aten._to_copy.default
+OUTLINED = torch.ops.aten.empty_strided.default  # makes again what is left out, without values
 MOST_OF_DATA = 2**18  # numbers of a tensor that a script makes of nothing, to be made for real
 MOST_ATTEMPTS = 3  # of a script that fails after a value that was assumed
 
@@ -230,7 +231,7 @@ def _is_of_data(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
 
     A large tensor that it would make of nothing stays fake: weights, and data that are made up.
     """
-    if func.namespace in NO_OPERATORS:
+    if func.namespace in NO_OPERATORS or func is OUTLINED:
         return False
     places = [each for each in (*args, kwargs.get("device")) if isinstance(each, torch.device)]
     if any(each.type != "cpu" for each in places):

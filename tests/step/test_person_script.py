@@ -682,3 +682,15 @@ def test_sparse_gradients_and_counts_up_to_a_number_are_followed(folder):
     step = found.stage("step")
     assert step.peak_allocated_bytes < 2 * 1000 * 64 * 4  # no dense gradient
     assert any("minlength" in note for note in found.notes)
+
+
+def test_what_is_made_again_has_no_values_on_a_cpu_either(folder):
+    text = """
+    import torch
+
+    model = torch.nn.Linear(4, 4)
+    with torch.no_grad():
+        values = [model(torch.ones(2, 4)).sum().item() for _ in range(9)]
+    assert values == [1.0] * 9, values
+    """
+    ok(run(folder, text, device="cpu"))
