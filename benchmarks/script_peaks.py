@@ -50,12 +50,11 @@ print("peak", peak)
 """
 
 
-def metered(script: str) -> tuple[int, float]:
+def metered(script: str, *arguments: str, **options: Any) -> tuple[int, float]:
     """Return the peak that the profiler saw, in bytes, and the seconds of the whole run."""
     start = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "meter.py", script], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", METER, script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, **options)
     return int(done.stdout.rsplit("peak ", 1)[1]), time.perf_counter() - start
 
 
@@ -82,7 +81,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(SCRIPTS, folder, dirs_exist_ok=True)
         os.chdir(folder)
-        Path("meter.py").write_text(METER)
         subprocess.run([sys.executable, MAKES_DATA], check=True, capture_output=True)
         rows = [row_of(name) for name in (names[:NUM_QUICK] if given.quick else names)]
         os.chdir(Path(__file__).parent)

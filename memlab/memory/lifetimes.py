@@ -119,6 +119,7 @@ class StepMemory:
 def step_memory(trace: Trace, step: int) -> StepMemory:
     """Return the live bytes over one step of the trace; its first row is what existed before."""
     steps, phases, micro_batches = trace.where()
+    step = _next_of(steps, step)
     blocks = blocks_of_step(trace, step)
     change = np.zeros((len(trace.nbytes), len(CATEGORIES)), np.int64)
     freed = blocks.deaths < len(change)
@@ -135,6 +136,11 @@ def step_memory(trace: Trace, step: int) -> StepMemory:
         operator=operator.astype(np.int32),
     )
     return StepMemory(timeline=timeline, events=events, trace=trace, blocks=blocks)
+
+
+def _next_of(steps: npt.NDArray[np.int64], step: int) -> int:
+    """Return a step, or the next one if nothing is allocated or freed in it."""
+    return int(steps[np.flatnonzero(steps >= step)[0]])
 
 
 def growth_notes(trace: Trace, step: int) -> list[str]:
@@ -189,6 +195,7 @@ def blocks_of_step(trace: Trace, step: int) -> Blocks:
     """Return every block with its category, as seen in this step."""
     births, deaths = _births_and_deaths(trace)
     where = steps, phases, _ = trace.where()
+    step = _next_of(steps, step)
     born, born_phase = steps[births], phases[births]
     freed = deaths < len(trace.nbytes)
     died = np.where(freed, deaths, births)

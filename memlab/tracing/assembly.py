@@ -86,7 +86,9 @@ class LiveBlocks:
         self._left |= left
 
     def block_of(self, tensor: torch.Tensor) -> int | None:
-        """Return the block that holds a tensor, None if it was not born in this run."""
+        """Return the block that holds a tensor; None if it was not born here, or is sparse."""
+        if tensor.layout is not torch.strided:
+            return None
         known = self._live.get(storage_key(tensor.untyped_storage()))
         return None if known is None else known.block
 

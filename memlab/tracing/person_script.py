@@ -49,7 +49,7 @@ from memlab.tracing.assembly import BESIDE, LiveBlocks
 from memlab.tracing.built import check_dense
 from memlab.tracing.recording import OpTrace, Streams
 from memlab.tracing.script_card import LiveAllocator, found_by_script
-from memlab.tracing.script_course import BETWEEN, Course, Enough, named_by_use
+from memlab.tracing.script_course import BETWEEN, SAVING, Course, Enough, named_by_use
 from memlab.tracing.script_facts import NOWHERE, Casts, Change, Facts, Line, Watcher
 from memlab.tracing.script_ranks import as_first_rank, of_ranks
 from memlab.tracing.script_world import around_script
@@ -65,6 +65,7 @@ NO_CARD = re.compile(  # what torch says to a script that asks for a card where 
 )
 MOST_CHARACTERS = 2_000  # of what a script says on stderr
 COPY = torch.ops.aten._to_copy.default
+OUTLINED = torch.ops.aten.empty_strided.default  # makes again what is left out, without values
 MOST_OF_DATA = 2**18  # numbers of a tensor that a script makes of nothing, to be made for real
 MOST_ATTEMPTS = 3  # of a script that fails after a value that was assumed
 
@@ -234,10 +235,10 @@ def _is_of_data(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
 
     A large tensor that it would make of nothing stays fake: weights, and data that are made up.
     """
-    if func.namespace in NO_OPERATORS:
+    if func.namespace in NO_OPERATORS or func is OUTLINED:
         return False
-    device = kwargs.get("device")
-    if device is not None and torch.device(device).type != "cpu":
+    places = [each for each in (*args, kwargs.get("device")) if isinstance(each, torch.device)]
+    if any(each.type != "cpu" for each in places):
         return False
     if tensors_in([*args, *kwargs.values()]):
         return True
@@ -330,7 +331,9 @@ def record_script(
         with contextlib.ExitStack() as stack:
             stack.enter_context(tracker.fake_parameters(mode))
             stack.enter_context(converted_by(functools.partial(_converted, mode)))
-            stack.enter_context(around_script(course.load, folder, writes=script.writes))
+            stack.enter_context(
+                around_script(course.load, tracker.recording, folder, writes=script.writes)
+            )
             if allocator is not None:
                 found = found_by_script(device, card, allocator, tracker.streams)
                 stack.enter_context(found)
@@ -365,7 +368,7 @@ def record_script(
                 if error.code not in (None, 0):
                     raise UnsupportedError(_of_exit(script, error.code, said.text)) from error
                 ended.append("")
-        if all(name == BETWEEN for name in course.names):  # it does nothing but build
+        if all(name in (BETWEEN, SAVING) for name in course.names):  # it does nothing but build
             course.names[:] = [BETWEEN]
             intervals = tracker.recording.intervals
             intervals[:] = [dataclasses.replace(each, step=0) for each in intervals]
@@ -459,8 +462,9 @@ def _start(script: Script) -> None:
 
 
 def _is_of_script(module: Any) -> bool:
-    file = getattr(module, "__file__", None)
-    return file is not None and not os.path.abspath(file).startswith((*THEIRS, HERE))
+    """Return whether a module is a person's own; a library in C may not be imported twice."""
+    path = os.path.abspath(getattr(module, "__file__", None) or HERE)
+    return "site-packages" not in path and not path.startswith((*THEIRS, HERE))
 
 
 def _run_cells(path: str) -> None:

@@ -148,10 +148,38 @@ class _Named(TorchFunctionMode):
     def _is_on_card(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == self._device.type
 
+    def made_by_default(self, own: Callable[[Any], None], kind: Any) -> None:
+        """Do what `set_default_tensor_type` does: a type of the card also says where tensors lie.
+
+        The old constructor `torch.Tensor(...)` sees no mode.
+        """
+        kind = _old_type(kind)
+        if not isinstance(kind, _OldType):
+            if "__new__" in vars(torch.Tensor):
+                self.end()
+            own(kind)
+            return
+        torch.set_default_dtype(kind.on_host.dtype)
+        torch.set_default_device("cuda")
+        tensor: Any = torch.Tensor
+        if "__new__" not in vars(tensor):
+            construct = tensor.__new__
+
+            def new(cls: type, *given: Any, **named: Any) -> Any:
+                made = construct(cls, *given, **named)
+                return made.to(self._device) if cls is tensor else made
+
+            tensor.__new__ = staticmethod(new)
+
+    def end(self) -> None:
+        """Put back where tensors lie of which no device is said."""
+        torch.set_default_device(None)
+        if "__new__" in vars(torch.Tensor):
+            del torch.Tensor.__new__
+
     def _typed(self, tensor: Any, dtype: Any = None, *more: Any, **options: Any) -> Any:
         """Return a tensor of a type, or the name of its own, as before PyTorch had devices."""
-        if isinstance(dtype, str) and dtype.startswith("torch.cuda."):
-            dtype = getattr(torch.cuda, dtype.rpartition(".")[2])
+        dtype = _old_type(dtype)
         if isinstance(dtype, _OldType):
             return tensor.to(self._device, dtype.on_host.dtype)
         found = tensor.type(dtype, *more, **options)
@@ -172,6 +200,7 @@ def found_by_script(
     """
     named = _Named(device)
     with contextlib.ExitStack() as stack:
+        stack.callback(named.end)
         for holder, name, value in _replaced(named, card, allocator, streams):
             own = vars(holder).get(name, _MISSING)
             setattr(holder, name, value)
@@ -206,6 +235,13 @@ def _replaced(
         )
     for name in OLD_TYPES:
         yield cuda, name, _OldType(name, (), {"on_host": getattr(torch, name)})
+    yield (
+        torch,
+        "set_default_tensor_type",
+        functools.partial(named.made_by_default, torch.set_default_tensor_type),
+    )
+    set_device = torch.set_default_device
+    yield torch, "set_default_device", lambda device: set_device(named.translated(device))
     yield torch, "Generator", _Generator
     yield torch.nn.DataParallel, "forward", _on_the_only_card
     yield torch.version, "cuda", CUDA_VERSION
@@ -353,6 +389,12 @@ class _OldType(type):
         """Return whether this is a tensor of the type."""
         is_tensor = isinstance(value, torch.Tensor) and value.is_cuda
         return is_tensor and value.dtype == cls.on_host.dtype
+
+
+def _old_type(kind: Any) -> Any:
+    """Return a type of the card for its name, and anything else as it is."""
+    is_name = isinstance(kind, str) and kind.startswith("torch.cuda.")
+    return getattr(torch.cuda, kind.rpartition(".")[2]) if is_name else kind
 
 
 def _on_the_only_card(parallel: Any, *inputs: Any, **options: Any) -> Any:

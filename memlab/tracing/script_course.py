@@ -32,11 +32,13 @@ from torch.optim.optimizer import (
 )
 
 from memlab._util.torch_private import pytree
+from memlab._util.torch_private.tensors import storage_key
 from memlab.memory.meter import name_of_class
 from memlab.trace import Interval, Phase
 from memlab.tracing.recording import OpTrace
 from memlab.tracing.script_facts import Action, Facts, Watcher
 from memlab.tracing.tracker import Tracker
+from memlab.tracing.values import tensors_in
 
 FIRST, STEP, BETWEEN = "first step", "step", "end"  # the last: while it is not known
 EVALUATION, GENERATION, SAVING = "evaluation", "generation", "saving"
@@ -235,6 +237,7 @@ class Course:
     def _abridged(self, own: Callable[..., Any]) -> Callable[..., Any]:
         """Return a module's call that is left out where evaluation has shown what it does.
 
+        So is one of a generation whose model keeps nothing from token to token.
         What it returns is made again, like that of the last call with inputs of these shapes.
         """
 
@@ -245,20 +248,28 @@ class Course:
                 if changed and torch.is_grad_enabled():
                     with torch.no_grad():
                         return call(module, *args, **kwargs)
-            if self._depth or torch.is_grad_enabled() or _kind_without_gradients() != EVALUATION:
+            if self._depth or torch.is_grad_enabled():
                 return own(module, *args, **kwargs)
-            shapes = [outline(each) if isinstance(each, torch.Tensor) else each
+            shapes = [(each.shape, each.dtype, each.device, each.is_contiguous())
+                      if isinstance(each, torch.Tensor) else each
                       for each in pytree.tree_leaves((args, kwargs))]  # fmt: skip
             key = (id(module), module.training, repr(shapes))
             count, known = self._evaluated.get(key, (0, None))
             if count >= MOST_BATCHES and known is not None:
                 self.is_cut = True
-                self._become(EVALUATION)
+                self._become(_kind_without_gradients())
                 self._watcher.enter(module)
                 return pytree.tree_map_only(TensorOutline, TensorOutline.made, known)
+            before = self._held()
             out = own(module, *args, **kwargs)
-            is_plain = all(isinstance(leaf, PLAIN) for leaf in pytree.tree_leaves(out))
-            outlined = pytree.tree_map_only(torch.Tensor, outline, out) if is_plain else None
+            leaves = pytree.tree_leaves(out)
+            is_known = all(isinstance(leaf, PLAIN) for leaf in leaves)
+            if is_known and _kind_without_gradients() == GENERATION:
+                # a model that keeps keys and values has more of them with each token
+                storages = [leaf.untyped_storage() for leaf in tensors_in(leaves)]
+                given = {storage_key(each): each.nbytes() for each in storages}
+                is_known = self._held() - before <= sum(given.values())
+            outlined = pytree.tree_map_only(torch.Tensor, outline, out) if is_known else None
             self._evaluated[key] = count + 1, outlined
             return out
 

@@ -4,19 +4,22 @@
   script finds it again; nothing outside of it changes. A write that passes these functions by, such
   as that of a library in C, is refused where Python hears of it.
 - **Processes** are not started and no other host is asked: the script gets the error that it would
-  get where that is forbidden.
+  get where that is forbidden. The work of a pool is done in this process, one task after another.
 - **Loaders** work in this process, whatever number of workers they ask for.
 """
 
 from __future__ import annotations
 
 import builtins
+import concurrent.futures
 import contextlib
 import copy
 import functools
 import importlib
 import inspect
 import io
+import multiprocessing.dummy
+import multiprocessing.pool
 import os
 import shutil
 import socket
@@ -24,13 +27,15 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from memlab._util.torch_private import pytree
-from memlab._util.torch_private.tensors import LoaderIterator, storage_key
+from memlab._util.torch_private.tensors import FakeTensor, LoaderIterator, storage_key
+from memlab.tracing.recording import OpTrace
 from memlab.tracing.script_course import TensorOutline, outline
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -295,49 +300,165 @@ def _loaders(load: Callable[[Any], None]) -> Iterator[tuple[Any, str, Any]]:
     yield LoaderIterator, "__next__", next_batch
 
 
+POOLED = (
+    "What the script gives to a pool of processes was done in its own process, one task after "
+    "another."
+)
+
+
+class _Done(concurrent.futures.Future[Any]):
+    """A task of a pool, done at once; `multiprocessing` has other names for its parts."""
+
+    def __init__(self, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        super().__init__()
+        try:
+            self.set_result(function(*args, **kwargs))
+        except Exception as error:
+            self.set_exception(error)
+
+    get, ready = concurrent.futures.Future.result, concurrent.futures.Future.done
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return at once."""
+
+    def successful(self) -> bool:
+        """Return whether it raised nothing."""
+        return self.exception() is None
+
+
+class _PoolHere(multiprocessing.pool.Pool):
+    """A pool without processes: whoever gives it tasks does them."""
+
+    _pool: Any = ()
+    _ctx: Any = SimpleNamespace(Manager=lambda: contextlib.nullcontext(multiprocessing.dummy))
+
+    def apply_async(
+        self, func: Any, args: Any = (), kwds: Any = None, callback: Any = None,
+        error_callback: Any = None,
+    ) -> Any:  # fmt: skip
+        """Do one task."""
+        done = _Done(func, args, kwds or {})
+        told = callback if done.successful() else error_callback
+        if told is not None:
+            told(done.exception() or done.result())
+        return done
+
+    def _map_async(
+        self, func: Any, iterable: Any, mapper: Any, chunksize: Any = None, callback: Any = None,
+        error_callback: Any = None,
+    ) -> Any:  # fmt: skip
+        """Do all tasks; `mapper` gives each of them to the function."""
+        every = functools.partial(mapper, (func, iterable))
+        return self.apply_async(every, (), None, callback, error_callback)
+
+    def imap(self, func: Any, iterable: Any, chunksize: Any = 1) -> Any:
+        """Do each task when its result is asked for."""
+        return map(func, iterable)
+
+    imap_unordered: Any = imap
+
+    def close(self) -> None:
+        """Do nothing, like what follows: there is no process to end."""
+
+    terminate = join = _check_running = __del__ = close
+
+
+def _pools(recording: OpTrace) -> Iterator[tuple[Any, str, Any]]:
+    """Yield what is replaced, so that pools of processes do their work in this process."""
+
+    def begin(initializer: Any, given: Any) -> None:
+        if POOLED not in recording.notes:
+            recording.notes += (POOLED,)
+        if initializer is not None:
+            initializer(*given)
+
+    def pool(
+        self: Any, own: Any, processes: Any = None, initializer: Any = None, initargs: Any = (),
+        *more: Any, **options: Any,
+    ) -> None:  # fmt: skip
+        if isinstance(self, multiprocessing.pool.ThreadPool):
+            own(self, processes, initializer, initargs, *more, **options)
+            return
+        self.__class__ = _PoolHere
+        begin(initializer, initargs)
+
+    def executor_made(
+        self: Any, max_workers: Any = None, mp_context: Any = None, initializer: Any = None,
+        initargs: Any = (), **_: Any,
+    ) -> None:  # fmt: skip
+        begin(initializer, initargs)
+
+    for name in ("multiprocessing.pool", "multiprocess.pool"):  # the second pickles with dill
+        with contextlib.suppress(ImportError):
+            kind: Any = importlib.import_module(name).Pool
+            yield kind, "__init__", functools.partialmethod(pool, kind.__init__)
+    executor: Any = concurrent.futures.ProcessPoolExecutor
+    yield executor, "__init__", executor_made
+    yield executor, "submit", lambda self, fn, /, *args, **kwargs: _Done(fn, args, kwargs)
+    yield executor, "shutdown", lambda self, wait=True, *, cancel_futures=False: None
+
+
 class _Checkpoints:
-    """Files of `torch.save`, which this run writes and reads without the numbers in them."""
+    """Files of `torch.save`, which this run writes and reads without the numbers of fake tensors.
+
+    A file holds a mark, so that it may be copied, renamed, or a buffer that the script writes.
+    """
 
     def __init__(self) -> None:
-        self._held: dict[str, Any] = {}
+        self._held: dict[bytes, Any] = {}
 
     def replaced(self) -> Iterator[tuple[Any, str, Any]]:
         """Yield what is replaced, so that files of tensors are written and read here."""
         yield torch, "save", self.save
-        yield torch, "load", functools.partial(self.load, torch.load)
+        yield torch, "load", functools.partial(self.load, torch.load, None)
         own: Any = torch.UntypedStorage
         # by their addresses libraries find out which tensors share memory
         yield own, "data_ptr", functools.partialmethod(_address, own.data_ptr)
         with contextlib.suppress(ImportError):
             safe: Any = importlib.import_module("safetensors.torch")
             yield safe, "save_file", self.save
-            yield safe, "load_file", functools.partial(self.load, safe.load_file)
+            yield safe, "load_file", functools.partial(self.load, safe.load_file, "cpu")
 
     def save(self, value: Any, file: Any, *_: Any, **__: Any) -> None:
-        """Keep what a file would hold, and make the file."""
-        if isinstance(file, str | bytes | os.PathLike):
-            with open(file, "wb"):  # its folder has to be there
-                pass
-        if key := _key(file):
-            self._held[key] = pytree.tree_map_only(torch.Tensor, outline, value)
+        """Keep what a file would hold, and write its mark."""
+        mark = MARK % len(self._held)
+        self._held[mark] = pytree.tree_map_only(torch.Tensor, _Kept, value)
+        with _opened(file, "wb") as opened:
+            opened.write(mark)
 
-    def load(self, own: Any, file: Any, *more: Any, **options: Any) -> Any:
+    def load(self, own: Any, usual: Any, file: Any, *more: Any, **options: Any) -> Any:
         """Return what a file of this run holds, or read another one."""
-        held = self._held.get(_key(file))
+        with _opened(file, "rb") as opened:
+            start = opened.tell()
+            held = self._held.get(opened.read(len(MARK % 0)))
+            opened.seek(start)
         if held is None:
             return own(file, *more, **options)
         place = [*more, options.get("map_location"), options.get("device")]  # of either function
-        device = next((each for each in place if isinstance(each, str | torch.device)), "cpu")
-        found = pytree.tree_map_only(TensorOutline, lambda saved: saved.made(device), held)
+        device = next((each for each in place if isinstance(each, str | torch.device)), usual)
+        found = pytree.tree_map_only(_Kept, lambda kept: kept(device), held)
         return copy.deepcopy(found) if found is held else found  # a whole model, for instance
 
 
-def _key(file: Any) -> str:
-    """Return by what a file is known: the path, or that of an open file; "" if it has none."""
-    path = getattr(file, "name", file)
-    return (
-        os.path.realpath(os.fsdecode(path)) if isinstance(path, str | bytes | os.PathLike) else ""
-    )
+MARK = b"a checkpoint of memlab run, %08d"
+
+
+class _Kept:
+    """A tensor of a file, which is made anew on a device, or on its own for None."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        is_fake = isinstance(tensor, FakeTensor)
+        self._held = outline(tensor) if is_fake else tensor.detach().clone()
+
+    def __call__(self, device: Any) -> torch.Tensor:
+        held = self._held
+        return held.made(device) if isinstance(held, TensorOutline) else held.clone().to(device)
+
+
+def _opened(file: Any, mode: str) -> contextlib.AbstractContextManager[Any]:
+    """Return an open file for its path, or a file that is open already."""
+    is_path = isinstance(file, str | bytes | os.PathLike)
+    return open(file, mode) if is_path else contextlib.nullcontext(file)
 
 
 def _address(storage: Any, own: Callable[[Any], int]) -> int:
@@ -398,11 +519,14 @@ def _mirrored(folder: str, home: str) -> str:
 
 
 @contextlib.contextmanager
-def around_script(load: Callable[[Any], None], home: str, *, writes: bool) -> Iterator[None]:
+def around_script(
+    load: Callable[[Any], None], recording: OpTrace, home: str, *, writes: bool
+) -> Iterator[None]:
     """Keep what a script does outside of this process within a folder.
 
     Args:
         load: called with the iterator of a loader before each of its batches.
+        recording: whose notes say what was done in another way than the script asks for.
         home: that folder, of all attempts.
         writes: whether the script may write its files where it would.
     """
@@ -411,7 +535,8 @@ def around_script(load: Callable[[Any], None], home: str, *, writes: bool) -> It
     with contextlib.ExitStack() as stack:
         stack.callback(os.chdir, os.getcwd())
         checkpoints = _Checkpoints()
-        replaced_parts = [*_loaders(load), *checkpoints.replaced(), (os, "_exit", sys.exit)]
+        replaced_parts = [*_loaders(load), *_pools(recording), *checkpoints.replaced()]
+        replaced_parts.append((os, "_exit", sys.exit))
         overlay = None
         if not writes:
             overlay = Overlay(home)

@@ -140,6 +140,7 @@ def _padded(
 aten = torch.ops.aten
 ALL = frozenset(("aten::all", "aten::_is_all_true"))
 CTC = frozenset((aten._ctc_loss.default, aten._ctc_loss.Tensor))
+SUPPRESSION = "torchvision.nms.default"  # of overlapping boxes
 MOST_ATTEMPTS, MOST_CANDIDATES = 12, 4
 
 
@@ -306,6 +307,14 @@ class UnknownValues:
             return self._packed(args, does)
         if func in CTC:
             return self._aligned(args, does)
+        if func is aten.bincount.default and args[2:]:
+            self._assume(does, "assumed that it counts no more numbers than minlength", "branch")
+            dtype = torch.int64 if args[1] is None else torch.float64
+            return args[0].new_empty(args[2], dtype=dtype)
+        if str(func) == SUPPRESSION:
+            kept = "assumed that no box overlaps another; what the kernel itself holds is left out"
+            self._assume(does, kept, "branch")
+            return args[0].new_empty(args[0].shape[0], dtype=torch.int64)
 
         raise self._refusal(func, "has a shape that depends on values")
 

@@ -1,6 +1,7 @@
 """A person's script over fake tensors: its bytes, its card, its files, its stages, bad ones."""
 
 import json
+import multiprocessing.pool
 import os
 import subprocess
 import sys
@@ -519,3 +520,192 @@ def test_a_loader_without_a_step_and_safetensors_by_name(folder):
     """
     save_file({"a": torch.ones(2)}, folder / "weights.safetensors")
     assert ok(run(folder, text)).stage("end")
+
+
+def test_a_pool_of_processes_does_its_work_in_the_script(folder):
+    text = """
+    import concurrent.futures, multiprocessing.pool, torch
+
+    seen = []
+    with multiprocessing.Pool(4, seen.append, ("begun",)) as pool:
+        assert pool.map(abs, [-1, 2]) == [1, 2]
+        assert sorted(pool.imap_unordered(abs, [-1, 2])) == list(pool.imap(abs, [1, 2])) == [1, 2]
+        assert pool.starmap(pow, [(2, 3)]) == [8]
+        assert pool.starmap_async(pow, [(2, 3)]).get(timeout=3) == [8]
+        found = pool.apply_async(abs, (-3,), callback=seen.append)
+        found.wait()
+        assert found.ready() and found.successful() and found.get() == pool.apply(abs, (-3,)) == 3
+        failed = pool.apply_async(abs, ("no number",))
+        assert not failed.successful()
+        try:
+            failed.get()
+        except TypeError:
+            seen.append("raised")
+    pool.close()
+    pool.join()
+    assert multiprocessing.pool.ThreadPool(2).map(abs, [-1]) == [1]
+    with concurrent.futures.ProcessPoolExecutor(2, initializer=seen.append, initargs=(1,)) as pool:
+        assert list(pool.map(abs, [-1, 2], chunksize=2)) == [1, 2]
+        assert pool.submit(pow, 2, exp=3).result() == 8
+    assert seen == ["begun", 3, "raised", 1], seen
+    kept = torch.ones(4, device="cuda")
+    """
+    own = multiprocessing.pool.Pool.__init__
+    said = [note for note in ok(run(folder, text)).notes if "pool of processes" in note]
+    assert len(said) == 1
+    assert multiprocessing.pool.Pool.__init__ is own
+
+
+def test_tensors_lie_on_the_card_by_default_where_a_script_says_so(folder):
+    text = """
+    import numpy, torch
+
+    torch.set_default_device("cuda")
+    model = torch.nn.Linear(3, 3)
+    model(torch.zeros(2, 3)).sum().backward()
+    assert model.weight.is_cuda
+    torch.set_default_device("cpu")
+    assert not torch.zeros(3).is_cuda
+    torch.set_default_tensor_type("torch.cuda.FloatTensor")
+    assert torch.zeros(3).is_cuda and torch.Tensor(2, 3).is_cuda and torch.Tensor([1.0]).is_cuda
+    torch.set_default_tensor_type("torch.FloatTensor")
+    assert not torch.Tensor(2, 3).is_cuda and not torch.zeros(3).is_cuda
+    bag = torch.nn.EmbeddingBag(10, 4)
+    bag.weight.data = torch.tensor(numpy.ones((10, 4), dtype=numpy.float32))
+    weight = bag.cuda().weight
+    assert weight.is_cuda
+    copy = type(weight)(weight.to("cuda"), **weight.__dict__)  # as accelerate copies the class
+    with torch.inference_mode():
+        assert torch.ones(3).to(dtype=torch.float16, device="cuda").is_cuda
+    torch.set_default_tensor_type("torch.cuda.FloatTensor")
+    """
+    ok(run(folder, text))
+    assert not torch.zeros(1).is_cuda
+    assert type(torch.Tensor(2)) is torch.Tensor
+
+
+GENERATION = """
+import torch
+
+class Model(torch.nn.Module):
+    calls = 0
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.kept = torch.nn.Embedding(64, 1024), []
+
+    def forward(self, ids):
+        Model.calls += 1
+        found = self.table(ids)
+        {keeps}
+        return found @ self.table.weight.T
+
+    @torch.no_grad()
+    def generate(self, ids):
+        for _ in range(60):
+            ids = torch.cat([ids, self(ids[:, -8:])[:, -1:].argmax(-1)], 1)
+
+model = Model().cuda()
+model.generate(torch.zeros(4, 8, dtype=torch.long, device="cuda"))
+assert Model.calls {calls}, Model.calls
+"""
+
+
+def test_a_generation_goes_on_only_while_its_model_keeps_something(folder):
+    plain = ok(run(folder, GENERATION.format(keeps="", calls="< 10")))
+    keeping = "self.kept.append(found)"
+    kept = ok(run(folder, GENERATION.format(keeps=keeping, calls="== 60")))
+    assert [stage.name for stage in plain.stages] == ["build", "generation"]
+    # 59 of 60 outputs of the table are held beside the last one
+    grown = kept.peak_allocated_bytes - plain.peak_allocated_bytes
+    num_ids = 4 * 68 * 2  # before and after a token is joined to them
+    assert 0 <= grown - 59 * (4 * 8 * 1024) * 4 <= num_ids * 8
+
+
+def test_boxes_are_all_kept_where_it_is_not_known_which_overlap(folder):
+    text = """
+    import torch
+
+    library = torch.library.Library("torchvision", "DEF")
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+    @torch.library.register_fake("torchvision::nms")
+    def kept(dets, scores, iou_threshold):
+        return dets.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.long)
+
+    boxes = torch.rand(300, 4, device="cuda")
+    kept = torch.ops.torchvision.nms(boxes, boxes[:, 0], 0.5)
+    assert boxes[kept].shape == (300, 4)
+    """
+    (folder / "train.py").write_text(textwrap.dedent(text))
+    found = ok(memlab.run_script("train.py", device="t4", progress=False))
+    assert any("no box overlaps another" in note for note in found.notes)
+
+
+def test_a_checkpoint_is_found_in_a_buffer_a_copy_and_on_its_own_device(folder):
+    text = """
+    import io, shutil, torch
+
+    data, weight = torch.arange(3), torch.nn.Linear(4, 4).cuda().weight
+    buffer = io.BytesIO()
+    torch.save({"data": data, "weight": weight}, buffer)
+    with open("first.pt", "wb") as file:
+        file.write(buffer.getvalue())
+    shutil.copy("first.pt", "second.pt")
+    data += 1
+    found = torch.load("second.pt")
+    assert found["data"].tolist() == [0, 1, 2], "what lies on the host is real"
+    assert found["weight"].is_cuda and isinstance(found["weight"], torch.nn.Parameter)
+    with open("second.pt", "rb") as file:
+        assert not torch.load(file, map_location="cpu")["weight"].is_cuda
+    """
+    ok(run(folder, text))
+
+
+def test_a_script_may_save_before_it_trains(folder):
+    saves = """
+    import torch
+    model = torch.nn.Linear(512, 512).cuda()
+    torch.save(model.state_dict(), "first.pt")
+    """
+    trains = """
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(5):
+        model(torch.ones(2, 512, device="cuda")).sum().backward()
+        optimizer.step()
+    """
+    assert [stage.name for stage in ok(run(folder, saves)).stages] == ["end"]
+    names = [stage.name for stage in ok(run(folder, saves + trains)).stages]
+    assert names[:2] == ["build", "first step"]
+
+
+def test_sparse_gradients_and_counts_up_to_a_number_are_followed(folder):
+    text = """
+    import torch
+
+    bag = torch.nn.EmbeddingBag(1000, 64, mode="sum", sparse=True).cuda()
+    optimizer = torch.optim.SGD(bag.parameters(), lr=0.1)
+    ids, offsets = torch.arange(6).cuda(), torch.tensor([0, 3]).cuda()
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = bag(ids, offsets).sum()
+        assert torch.bincount(loss.detach().view(1).long(), minlength=9).shape == (9,)
+        loss.backward()
+        optimizer.step()
+    """
+    found = ok(run(folder, text))
+    step = found.stage("step")
+    assert step.peak_allocated_bytes < 2 * 1000 * 64 * 4  # no dense gradient
+    assert any("minlength" in note for note in found.notes)
+
+
+def test_what_is_made_again_has_no_values_on_a_cpu_either(folder):
+    text = """
+    import torch
+
+    model = torch.nn.Linear(4, 4)
+    with torch.no_grad():
+        values = [model(torch.ones(2, 4)).sum().item() for _ in range(9)]
+    assert values == [1.0] * 9, values
+    """
+    ok(run(folder, text, device="cpu"))

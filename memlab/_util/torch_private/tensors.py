@@ -255,16 +255,28 @@ def parameters_made_of(fake: Callable[[torch.Tensor], torch.Tensor]) -> Iterator
     own_new: Any = FakeTensor.__new__
 
     def new(cls: type, *given: Any, **named: Any) -> Any:
-        """Return a parameter for `type(parameter)(data)`, as libraries copy the class of one."""
+        """Return a parameter for `type(parameter)(data)`, as libraries copy the class of one.
+
+        Some also give what its `__dict__` holds, where a fake tensor has names of its own.
+        """
         if given and isinstance(given[0], torch.Tensor):
-            return nn.Parameter(*given, **named)
+            kept = {name: value for name, value in named.items() if name == "requires_grad"}
+            return nn.Parameter(*given, **kept)
         return own_new(cls, *given, **named)
+
+    data: Any = torch.Tensor.data
+
+    def set_data(tensor: Any, value: Any) -> None:
+        """Set the data of a parameter to values of the host, as of an array."""
+        data.__set__(tensor, fake(value.detach()) if type(value) is torch.Tensor else value)
 
     torch.Tensor._make_subclass = staticmethod(make)  # type: ignore[method-assign]
     FakeTensor.__new__ = staticmethod(new)  # type: ignore[method-assign]
+    FakeTensor.data = property(data.__get__, set_data)  # type: ignore[assignment]
     try:
         yield
     finally:
+        del FakeTensor.data
         FakeTensor.__new__ = staticmethod(own_new)  # type: ignore[method-assign]
         del torch.Tensor._make_subclass
 
