@@ -428,6 +428,11 @@ def ignore(*_: Any, **__: Any) -> None:
     """Do nothing: what a model or a trainer logs is not wanted here."""
 
 
+def num_trainable_of(model: torch.nn.Module) -> int:
+    """Return how many parameters of a model require a gradient."""
+    return sum(each.requires_grad for each in model.parameters())
+
+
 def is_on_cpu(model: torch.nn.Module) -> bool:
     """Return whether a worker that sees no card can read a model."""
     return all(parameter.device.type == "cpu" for parameter in model.parameters())
@@ -517,8 +522,15 @@ def settings_of(optimizer: Any) -> dict[str, str] | None:
     return {"optimizer": name, "optimizer_implementation": _implementation(defaults)}
 
 
-def read_optimizer(reading: SourceReading, name: str, optimizer: Any, model: Any) -> None:
-    """Report the optimizer of a model, and each of the values that it was made with."""
+def read_optimizer(reading: SourceReading, name: str, optimizer: Any, num_trainable: int) -> None:
+    """Report an optimizer, and each of the values that it was made with.
+
+    Args:
+        reading: of the source.
+        name: of the optimizer in it.
+        optimizer: itself.
+        num_trainable: how many parameters of its model require a gradient.
+    """
     import torch
 
     reading.add(name, type(optimizer).__name__)
@@ -533,7 +545,6 @@ def read_optimizer(reading: SourceReading, name: str, optimizer: Any, model: Any
 
     reading.take(name, **found)
     groups = optimizer.param_groups
-    num_trainable = sum(p.requires_grad for p in model.parameters())
     if (num_updated := sum(len(group["params"]) for group in groups)) != num_trainable:
         reading.leave(
             name,

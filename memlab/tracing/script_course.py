@@ -245,7 +245,7 @@ class Course:
                 if changed and torch.is_grad_enabled():
                     with torch.no_grad():
                         return call(module, *args, **kwargs)
-            if self._depth or torch.is_grad_enabled() or _kind_without_gradients() != EVALUATION:
+            if self._depth or torch.is_grad_enabled() or kind_without_gradients() != EVALUATION:
                 return own(module, *args, **kwargs)
             shapes = [outline(each) if isinstance(each, torch.Tensor) else each
                       for each in pytree.tree_leaves((args, kwargs))]  # fmt: skip
@@ -266,7 +266,7 @@ class Course:
 
     def _enter(self, module: torch.nn.Module, _: Any) -> None:
         if not self._depth and not torch.compiler.is_compiling():
-            kind = STEP if torch.is_grad_enabled() else _kind_without_gradients()
+            kind = STEP if torch.is_grad_enabled() else kind_without_gradients()
             is_switched = self._modes.get(module, module.training) != module.training
             self._become(
                 kind, anew=kind == self._kind == STEP and is_switched and not self._is_used
@@ -381,7 +381,8 @@ def _surrounded(
     return called
 
 
-def _kind_without_gradients() -> str:
+def kind_without_gradients() -> str:
+    """Return what a call of a model without gradients is for, by who calls it."""
     frame: Any = sys._getframe(2)
     for _ in range(MOST_FRAMES):
         if frame is None:
