@@ -34,7 +34,7 @@ from memlab.runtime.isolation import OnProgress, run
 from memlab.runtime.wire import SCRIPT_STEP
 from memlab.store.recorded import target_for
 from memlab.tracing.person_script import Script
-from memlab.tracing.script_step import SeenStep
+from memlab.tracing.script_step import Held, SeenStep
 from memlab.tracing.script_workload import ScriptModel, digest_of, name_of
 from memlab.workload import Workload
 
@@ -216,9 +216,13 @@ def _read_others(reading: SourceReading, seen: SeenStep) -> None:
     if seen.has_old_gradients:
         why = "gradients of the last update live in the next forward pass; memlab frees them before"
         reading.leave(reading.add("zero_grad", "after the forward pass"), why)
-    if seen.beside:
+    _read_held(reading, "tensors beside the backward", seen.beside)
+    _read_held(reading, "tensors beside the update", seen.in_update)
+
+
+def _read_held(reading: SourceReading, name: str, held: Held) -> None:
+    if held:
         places = [f"{Path(file).name}:{line}, {format_bytes(nbytes)}"
-                  for (file, line), nbytes in seen.beside]  # fmt: skip
-        total = format_bytes(sum(nbytes for _, nbytes in seen.beside))
-        why = f"it lives while a backward begins, and is no part of the step: {'; '.join(places)}"
-        reading.leave(reading.add("tensors beside the step", total), why)
+                  for (file, line), nbytes in held]  # fmt: skip
+        why = f"bytes that the script holds meanwhile, and memlab's step does not: {'; '.join(places)}"
+        reading.leave(reading.add(name, sum(nbytes for _, nbytes in held)), why)

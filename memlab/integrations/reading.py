@@ -581,6 +581,7 @@ def usual_value(option: str, optimizer: str) -> Any:
         "weight_decay": WEIGHT_DECAY.get(optimizer, 0.0),
         "betas": ADAM_BETAS,
         "eps": ADAM_EPS,
+        "dampening": 0,
     }.get(option)
 
 

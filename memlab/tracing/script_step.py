@@ -19,7 +19,7 @@ import copy
 import dataclasses
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from torch.overrides import TorchFunctionMode
 from memlab._util.torch_private.tensors import FakeTensor
 from memlab.devices.cards import Card
 from memlab.errors import UnsupportedError
+from memlab.memory.replay import BLOCK_BYTES
 from memlab.techniques.precision import number_formats
 from memlab.tracing.person_script import Script, ScriptTracker, record_script
 from memlab.tracing.script_card import LiveAllocator
@@ -69,6 +70,10 @@ CLOSE = 1e-6
 OF_LIBRARIES = ("torch", "bitsandbytes", "transformers")
 
 
+Held = tuple[tuple[Line, int], ...]
+"""Bytes on the device, by the line that made them."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeenStep:
     """The step that a script takes.
@@ -94,7 +99,8 @@ class SeenStep:
         is_recomputed: whether modules run again in a backward.
         has_schedule: whether the learning rate has a schedule.
         has_old_gradients: whether the gradients of the update before live in a forward pass.
-        beside: what else lives on the device when a backward begins: bytes by line.
+        beside: what else lives on the device when a backward begins.
+        in_update: what else lives on it when weights are updated.
     """
 
     outline: Outline
@@ -117,7 +123,8 @@ class SeenStep:
     is_recomputed: bool
     has_schedule: bool
     has_old_gradients: bool
-    beside: tuple[tuple[Line, int], ...]
+    beside: Held
+    in_update: Held
 
 
 def see_step(script: Script, device: torch.device, card: Card | None) -> SeenStep:
@@ -177,7 +184,8 @@ class _Backward:
     loss: ScriptLoss
     forms: tuple[TensorForm, ...]
     size: int
-    beside: tuple[tuple[Line, int], ...]
+    made: Ref
+    beside: Held
 
 
 @dataclass(slots=True)
@@ -198,6 +206,7 @@ class _Update:
     max_norms: list[tuple[float, float]] = field(default_factory=list)
     is_clipped_by_value: bool = False
     optimizer: Any = None
+    beside: Held = ()
 
 
 class _Watch(TorchFunctionMode):
@@ -257,6 +266,15 @@ class _Watch(TorchFunctionMode):
             stack.enter_context(self)
             yield
 
+    @contextlib.contextmanager
+    def _unseen(self) -> Iterator[None]:
+        """Do not see what is called inside this context."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
     # What the script calls.
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -268,7 +286,8 @@ class _Watch(TorchFunctionMode):
             given = self._refs_of(args, kwargs)
         out = func(*args, **kwargs)
         if is_outside:
-            self._note_range(func, args, kwargs, out)
+            with self._unseen():
+                self._note_range(func, args, kwargs, out)
         if given is None or func is torch.Tensor.backward:
             return out
         number, found = len(self._calls), list(members(out))
@@ -287,34 +306,27 @@ class _Watch(TorchFunctionMode):
     def _refs_of(self, args: Any, kwargs: Any) -> tuple[Any, Any] | str:
         """Return the arguments of a call with refs; a sentence if it cannot be repeated."""
         try:
-            return mapped(args, self._ref), mapped(kwargs, self._ref)
+            with self._unseen():
+                return mapped(args, self._ref), mapped(kwargs, self._ref)
         except UnsupportedError as error:  # it matters only if the loss is made of it
             return str(error)
 
     def _called(self, own: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if self._in_backward:
-                self._is_recomputed = True
+            self._is_recomputed |= self._in_backward
             model = own_model(module)
             is_of_step = not (self._depth or self._in_backward) and torch.is_grad_enabled()
             if not is_of_step or not any(each.requires_grad for each in model.parameters()):
-                has_parameters = next(module.parameters(), None) is not None
-                self._depth += has_parameters  # a loss is seen from inside
-                try:
+                is_loss = next(module.parameters(), None) is None  # which is seen from inside
+                with contextlib.nullcontext() if is_loss else self._unseen():
                     return own(module, *args, **kwargs)
-                finally:
-                    self._depth -= has_parameters
             if self._is_used or not self._is_watching:
                 self._begin()
             self._is_watching = True
-            self._models.append(self._model_call(model, module, args, kwargs))
-            number = len(self._models) - 1
-            self._depth += 1
-            try:
+            with self._unseen():
+                self._models.append(self._model_call(model, module, args, kwargs))
                 out = own(module, *args, **kwargs)
-            finally:
-                self._depth -= 1
-            self._learn(Of.OUTPUT, number, members(out))
+            self._learn(Of.OUTPUT, len(self._models) - 1, members(out))
             return out
 
         return call
@@ -335,7 +347,8 @@ class _Watch(TorchFunctionMode):
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if self._is_watching and not self._in_backward:
                 try:
-                    self._update.backwards.append(self._backward(tensors))
+                    with self._unseen():
+                        self._update.backwards.append(self._backward(tensors))
                 except UnsupportedError as error:
                     self._why_not = str(error)
                     raise Enough from None
@@ -349,11 +362,8 @@ class _Watch(TorchFunctionMode):
 
     def _scales(self, own: Callable[..., Any]) -> Callable[..., Any]:
         def scale(scaler: Any, outputs: Any) -> Any:
-            self._depth += 1
-            try:
+            with self._unseen():
                 out = own(scaler, outputs)
-            finally:
-                self._depth -= 1
             if scaler.is_enabled() and isinstance(out, torch.Tensor):
                 self._is_scaled = True
                 known = self._known(outputs)
@@ -380,6 +390,11 @@ class _Watch(TorchFunctionMode):
 
     def _updates_by(self, optimizer: Any, *_: Any) -> None:
         self._update.optimizer = optimizer
+        if self._update.backwards:
+            backward, most = self._update.backwards[-1], len(self._tracker.recording.blocks)
+            with self._unseen():
+                loss = self._made_by(backward.made)
+                self._update.beside = self._beside(backward.call.model, [loss], most)
         is_second = any(each.optimizer is optimizer for each in self._updates)
         self._updates.append(self._update)
         self._update = _Update()
@@ -391,6 +406,11 @@ class _Watch(TorchFunctionMode):
     def _known(self, tensor: torch.Tensor) -> Ref | None:
         reference, ref = self._refs.get(id(tensor), (lambda: None, None))
         return ref if reference() is tensor else None
+
+    def _made_by(self, ref: Ref) -> torch.Tensor | None:
+        """Return a value; None if it does not live any more."""
+        found = (reference() for reference, known in self._refs.values() if known == ref)
+        return next((each for each in found if each is not None), None)
 
     def _learn(self, of: Of, number: int, found: Any) -> None:
         for path, tensor in found:
@@ -577,31 +597,42 @@ class _Watch(TorchFunctionMode):
             ),
             loss=anew(loss), kept=tuple(map(anew, held)), fixed=tuple(fixed),
         )  # fmt: skip
-        return _Backward(call, program, tuple(forms), size, self._beside(call, used, needed))
-
-    def _beside(
-        self, call: _ModelCall, used: set[int], needed: list[int]
-    ) -> tuple[tuple[Line, int], ...]:
-        """Return what lives beside the step: bytes by the line that made it."""
-        blocks, model = self._tracker.blocks, call.model
-        own = [*model.parameters(), *model.buffers()]
-        own += [each.grad for each in model.parameters() if each.grad is not None]
-        for update in self._updates:
-            for state in update.optimizer.state.values():
-                own += [each for each in state.values() if isinstance(each, torch.Tensor)]
-        own += [each for number in used if (each := self._slots[number].tensor()) is not None]
-        known = {blocks.block_of(each) for each in own}
-        others = {
-            blocks.block_of(tensor)
+        batch = [self._slots[number].tensor() for number in used]
+        loaded = {
+            self._tracker.blocks.block_of(tensor)
             for reference, ref in self._refs.values()
             if ref.of is Of.CALL and ref.number not in needed
             and (tensor := reference()) is not None and tensor.grad_fn is None
         }  # fmt: skip
+        beside = self._beside(call.model, batch, call.first_block, loaded)
+        return _Backward(call, program, tuple(forms), size, loss, beside)
+
+    def _beside(
+        self, model: torch.nn.Module, values: Iterable[torch.Tensor | None], most: int,
+        others: Container[int | None] = (),
+    ) -> Held:  # fmt: skip
+        """Return what lives beside the step: bytes by the line that made it.
+
+        Args:
+            model: whose parameters, gradients and states belong to the step.
+            values: that belong to it too.
+            most: the first block that an operator of the step may have made.
+            others: blocks after it that do not belong to the step.
+        """
+        blocks, sizes = self._tracker.blocks, self._tracker.recording.blocks
+        own = [*model.parameters(), *model.buffers(), *values]
+        own += [each.grad for each in model.parameters()]
+        for update in self._updates:
+            for state in update.optimizer.state.values():
+                own += [each for each in state.values() if isinstance(each, torch.Tensor)]
+        known = {blocks.block_of(each) for each in own if each is not None}
         found: dict[Line, int] = {}
         for block in blocks.live():
-            if block not in known and (block < call.first_block or block in others):
-                line = blocks.lines[block]
-                found[line] = found.get(line, 0) + self._tracker.recording.blocks[block].nbytes
+            if block not in known and (block < most or block in others):
+                nbytes, line = sizes[block].nbytes, blocks.lines[block]
+                if self._device.type != "cpu":
+                    nbytes = -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+                found[line] = found.get(line, 0) + nbytes
         return tuple(sorted(found.items(), key=lambda each: -each[1]))
 
     def finish(self) -> None:
@@ -649,6 +680,7 @@ class _Watch(TorchFunctionMode):
             has_schedule=any("initial_lr" in group for group in optimizer.param_groups),
             has_old_gradients=first.call.has_old_gradients,
             beside=first.beside,
+            in_update=update.beside,
         )
 
     def _resized(self, backward: _Backward) -> ScriptLoss:
