@@ -10,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -106,7 +107,7 @@ def from_script(
             has_card=target.kind != "cpu", outline=seen.outline,
         ),
         make_batch=seen.batch,
-        compute_loss=seen.loss,
+        compute_loss=partial(seen.loss, fixed=seen.fixed) if seen.fixed else seen.loss,
     )  # fmt: skip
     reading = SourceReading({})
     _read_parts(reading, seen)
@@ -150,7 +151,7 @@ def _read_parts(reading: SourceReading, seen: SeenStep) -> None:
     names = [name_of(call) for call in seen.loss.calls]
     name = reading.add("loss", ", ".join(names) or "what the model returns")
     reading.take_into("compute_loss", name, "a mean over the samples, as in memlab")
-    for number, tensor in enumerate(seen.loss.fixed):
+    for number, tensor in enumerate(seen.fixed):
         name = reading.add(f"fixed tensor {number}", tuple(tensor.shape))
         reading.take_into("compute_loss", name, "it has no samples and is the same in each batch")
 

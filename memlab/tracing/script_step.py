@@ -84,6 +84,7 @@ class SeenStep:
         num_trainable: of the model's parameters.
         in_evaluation: names of modules that train in evaluation mode.
         batch: makes batches like that of the script.
+        fixed: tensors of the step that are the same for each batch, such as weights of classes.
         batch_size: samples of one backward.
         loss: how it is computed.
         backwards: in one update.
@@ -108,6 +109,7 @@ class SeenStep:
     num_trainable: int
     in_evaluation: tuple[str, ...]
     batch: ScriptBatch
+    fixed: tuple[torch.Tensor, ...]
     batch_size: int
     loss: ScriptLoss
     backwards: int
@@ -183,9 +185,11 @@ class _Backward:
     call: _ModelCall
     loss: ScriptLoss
     forms: tuple[TensorForm, ...]
+    fixed: tuple[torch.Tensor, ...]
     size: int
     made: Ref
     beside: Held
+    values: list[tuple[weakref.ref[torch.Tensor], Ref]]
 
 
 @dataclass(slots=True)
@@ -231,6 +235,7 @@ class _Watch(TorchFunctionMode):
         self._updates: list[_Update] = []
         self._update = _Update()
         self._depth = 0
+        self._scaler_blocks: set[int | None] = set()
         self._is_watching = self._in_backward = self._is_scaled = self._is_recomputed = False
         self._ranges: dict[int, tuple[weakref.ref[torch.Tensor], float, float]] = {}
         self._begin()
@@ -254,6 +259,7 @@ class _Watch(TorchFunctionMode):
             (torch.nn.Module, "__call__", self._called),
             (torch.autograd, "backward", self._goes_back),
             (torch.amp.GradScaler, "scale", self._scales),
+            (torch.amp.GradScaler, "unscale_", self._of_scaler),
             (utils, "clip_grad_norm_", self._clips),
             (utils, "clip_grad_value_", self._clips_by_value),
         ]
@@ -345,25 +351,30 @@ class _Watch(TorchFunctionMode):
 
     def _goes_back(self, own: Callable[..., Any]) -> Callable[..., Any]:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            found = None
             if self._is_watching and not self._in_backward:
                 try:
                     with self._unseen():
-                        self._update.backwards.append(self._backward(tensors))
+                        found = self._backward(tensors)
+                        self._update.backwards.append(found)
                 except UnsupportedError as error:
                     self._why_not = str(error)
                     raise Enough from None
-            self._in_backward = True
+            was_in, self._in_backward = self._in_backward, True
             try:
-                return own(tensors, *args, **kwargs)
+                out = own(tensors, *args, **kwargs)
             finally:
-                self._in_backward = False
+                self._in_backward = was_in
+            if found is not None:  # its graph is freed: what lives now is held by the script
+                kept = tuple(ref for value, ref in found.values if value() is not None)
+                found.loss = dataclasses.replace(found.loss, kept=kept)
+            return out
 
         return backward
 
     def _scales(self, own: Callable[..., Any]) -> Callable[..., Any]:
         def scale(scaler: Any, outputs: Any) -> Any:
-            with self._unseen():
-                out = own(scaler, outputs)
+            out = self._of_scaler(own)(scaler, outputs)
             if scaler.is_enabled() and isinstance(out, torch.Tensor):
                 self._is_scaled = True
                 known = self._known(outputs)
@@ -372,6 +383,17 @@ class _Watch(TorchFunctionMode):
             return out
 
         return scale
+
+    def _of_scaler(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            blocks = self._tracker.recording.blocks
+            first = len(blocks)
+            with self._unseen():
+                out = own(*args, **kwargs)
+            self._scaler_blocks |= set(range(first, len(blocks)))
+            return out
+
+        return call
 
     def _clips(self, own: Callable[..., Any]) -> Callable[..., Any]:
         def clip(parameters: Any, max_norm: Any, norm_type: Any = 2.0, *args: Any,
@@ -580,11 +602,10 @@ class _Watch(TorchFunctionMode):
             return dataclasses.replace(value, number=new)
 
         number_of_call = self._models.index(call)
-        held = [
-            ref
+        values = [
+            (reference, anew(ref))
             for reference, ref in self._refs.values()
-            if reference() is not None
-            and ref != loss
+            if ref != loss
             and (ref.of is Of.OUTPUT and ref.number == number_of_call)
             | (ref.of is Of.CALL and ref.number in needed)
         ]
@@ -595,7 +616,7 @@ class _Watch(TorchFunctionMode):
                                     kwargs=mapped(each.kwargs, anew))
                 for each in calls if isinstance(each, Call)
             ),
-            loss=anew(loss), kept=tuple(map(anew, held)), fixed=tuple(fixed),
+            loss=anew(loss), kept=(),
         )  # fmt: skip
         batch = [self._slots[number].tensor() for number in used]
         loaded = {
@@ -605,7 +626,7 @@ class _Watch(TorchFunctionMode):
             and (tensor := reference()) is not None and tensor.grad_fn is None
         }  # fmt: skip
         beside = self._beside(call.model, batch, call.first_block, loaded)
-        return _Backward(call, program, tuple(forms), size, loss, beside)
+        return _Backward(call, program, tuple(forms), tuple(fixed), size, loss, beside, values)
 
     def _beside(
         self, model: torch.nn.Module, values: Iterable[torch.Tensor | None], most: int,
@@ -625,7 +646,7 @@ class _Watch(TorchFunctionMode):
         for update in self._updates:
             for state in update.optimizer.state.values():
                 own += [each for each in state.values() if isinstance(each, torch.Tensor)]
-        known = {blocks.block_of(each) for each in own if each is not None}
+        known = {blocks.block_of(each) for each in own if each is not None} | self._scaler_blocks
         found: dict[Line, int] = {}
         for block in blocks.live():
             if block not in known and (block < most or block in others):
@@ -664,6 +685,7 @@ class _Watch(TorchFunctionMode):
             num_trainable=sum(each.requires_grad for each in model.parameters()),
             in_evaluation=tuple(path for path, each in model.named_modules() if not each.training),
             batch=ScriptBatch(first.forms),
+            fixed=first.fixed,
             batch_size=first.size,
             loss=self._resized(dataclasses.replace(first, loss=loss)),
             backwards=count,
@@ -694,7 +716,6 @@ class _Watch(TorchFunctionMode):
         if backward.call.autocast is not None:
             on = torch.autocast(kind, dtype=backward.call.autocast)
         batch = tuple(form.made(size + 1).to(self._device) for form in backward.forms)
-        fixed = tuple(each.to(self._device) for each in backward.loss.fixed)
 
         def choose(call: Call, run: Callable[[Call], Any]) -> tuple[Call, Any]:
             for variant in _variants(call, size):
@@ -706,8 +727,8 @@ class _Watch(TorchFunctionMode):
 
         try:
             with on, torch.enable_grad():
-                tried = dataclasses.replace(backward.loss, fixed=fixed)
-                loss, calls = tried.run(backward.call.model, batch, choose)
+                fixed = [each.to(self._device) for each in backward.fixed]
+                loss, calls = backward.loss.run(backward.call.model, batch, fixed, choose)
         except UnsupportedError:
             raise
         except Exception as error:  # whatever a model raises for another batch size

@@ -19,7 +19,7 @@ import hashlib
 import os
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -161,7 +161,6 @@ class ScriptLoss:
         calls: of functions, in order.
         loss: which value it is.
         kept: values that the script holds until its backward is over.
-        fixed: tensors that are the same for each batch, such as weights of classes.
     """
 
     args: Any
@@ -169,22 +168,26 @@ class ScriptLoss:
     calls: tuple[Call, ...]
     loss: Ref
     kept: tuple[Ref, ...]
-    fixed: tuple[torch.Tensor, ...]
 
-    def __call__(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        """Return the loss of a batch."""
-        return self.run(model, batch, lambda call, run: (call, run(call)))[0]
+    def __call__(
+        self, model: torch.nn.Module, batch: Any, fixed: Sequence[torch.Tensor] = ()
+    ) -> torch.Tensor:
+        """Return the loss of a batch; `fixed` are tensors that are the same for each batch."""
+        return self.run(model, batch, fixed, lambda call, run: (call, run(call)))[0]
 
-    def run(self, model: torch.nn.Module, batch: Any, choose: Any) -> tuple[torch.Tensor, Any]:
+    def run(
+        self, model: torch.nn.Module, batch: Any, fixed: Sequence[torch.Tensor], choose: Any
+    ) -> tuple[torch.Tensor, Any]:
         """Return the loss, and the calls as `choose` has chosen them.
 
         Args:
             model: as the workload builds it.
             batch: as it makes it.
+            fixed: tensors that are the same for each batch, on the same device.
             choose: (call, run) -> the call to take instead, and what `run` returns for it.
         """
         known = {Ref(Of.BATCH, number): each for number, each in enumerate(batch)}
-        known |= {Ref(Of.FIXED, number): each for number, each in enumerate(self.fixed)}
+        known |= {Ref(Of.FIXED, number): each for number, each in enumerate(fixed)}
         uses = [refs_in((call.args, call.kwargs)) for call in self.calls]
         last = {ref: number for number, refs in enumerate(uses) for ref in refs}
         wanted = {*last, *self.kept, self.loss}
