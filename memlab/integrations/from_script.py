@@ -225,5 +225,6 @@ def _read_held(reading: SourceReading, name: str, held: Held) -> None:
     if held:
         places = [f"{Path(file).name}:{line}, {format_bytes(nbytes)}"
                   for (file, line), nbytes in held]  # fmt: skip
-        why = f"bytes that the script holds meanwhile, and memlab's step does not: {'; '.join(places)}"
+        said = "; ".join(places)
+        why = f"bytes that the script holds meanwhile, and memlab's step does not: {said}"
         reading.leave(reading.add(name, sum(nbytes for _, nbytes in held)), why)

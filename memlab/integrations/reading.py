@@ -496,6 +496,11 @@ HYPERPARAMETER = (
     "memlab runs an optimizer with PyTorch's own defaults; memory, time and gradients of a step do "
     "not depend on it"
 )
+COPIES_TO_DECAY = ("sgd", "sgd-momentum", "adam")  # they add it to a copy of the gradients
+COPIED = (
+    "memlab runs this optimizer without weight decay, which adds it to a copy of the gradients: an "
+    "update of the source may hold as much as all gradients more"
+)
 OF_TORCH = TABLES["torch"]
 
 
@@ -592,6 +597,8 @@ def _read_option(
         reading.same(part, f"optimizer={optimizer}")
     elif option == "momentum":
         reading.leave(part, f"{HYPERPARAMETER} (here 0.9)")
+    elif option == "weight_decay" and value and optimizer in COPIES_TO_DECAY:
+        reading.leave(part, f"{COPIED} (here 0)")
     elif option in OF_TORCH["without effect on memory"]:
         hyperparameter(reading, part, usual_value(option, optimizer))
     else:

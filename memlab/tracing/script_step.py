@@ -186,6 +186,7 @@ class _Backward:
     loss: ScriptLoss
     forms: tuple[TensorForm, ...]
     fixed: tuple[torch.Tensor, ...]
+    held_too: list[weakref.ref[torch.Tensor]]
     size: int
     made: Ref
     beside: Held
@@ -415,8 +416,8 @@ class _Watch(TorchFunctionMode):
         if self._update.backwards:
             backward, most = self._update.backwards[-1], len(self._tracker.recording.blocks)
             with self._unseen():
-                loss = self._made_by(backward.made)
-                self._update.beside = self._beside(backward.call.model, [loss], most)
+                own = [self._made_by(backward.made), *(each() for each in backward.held_too)]
+                self._update.beside = self._beside(backward.call.model, own, most)
         is_second = any(each.optimizer is optimizer for each in self._updates)
         self._updates.append(self._update)
         self._update = _Update()
@@ -578,6 +579,7 @@ class _Watch(TorchFunctionMode):
         if not size:
             raise self._refused("calls its model with no tensor that has samples along dim 0")
         forms, fixed = list[TensorForm](), list[torch.Tensor]()
+        held_too: list[weakref.ref[torch.Tensor]] = []
         for number in sorted(used):
             slot = self._slots[number]
             if slot.size == size:
@@ -586,6 +588,7 @@ class _Watch(TorchFunctionMode):
             elif slot.values is not None:
                 renamed[Ref(Of.BATCH, number)] = -1 - len(fixed)
                 fixed.append(slot.values)
+                held_too.append(slot.tensor)
             else:
                 raise self._refused(
                     f"uses a tensor of shape {(slot.size, *slot.form.shape)} beside {size} samples"
@@ -619,6 +622,8 @@ class _Watch(TorchFunctionMode):
             loss=anew(loss), kept=(),
         )  # fmt: skip
         batch = [self._slots[number].tensor() for number in used]
+        if self._device.type == "cpu":  # where memlab holds the batch during the update too
+            held_too += [self._slots[number].tensor for number in used]
         loaded = {
             self._tracker.blocks.block_of(tensor)
             for reference, ref in self._refs.values()
@@ -626,7 +631,9 @@ class _Watch(TorchFunctionMode):
             and (tensor := reference()) is not None and tensor.grad_fn is None
         }  # fmt: skip
         beside = self._beside(call.model, batch, call.first_block, loaded)
-        return _Backward(call, program, tuple(forms), tuple(fixed), size, loss, beside, values)
+        return _Backward(
+            call, program, tuple(forms), tuple(fixed), held_too, size, loss, beside, values
+        )
 
     def _beside(
         self, model: torch.nn.Module, values: Iterable[torch.Tensor | None], most: int,

@@ -40,7 +40,7 @@ from memlab._util.torch_private.tensors import (
 )
 from memlab.devices.cards import Card
 from memlab.errors import MemlabError, WorkloadError
-from memlab.tracing.person_script import Script, converted, is_of_data, start
+from memlab.tracing.person_script import MOST_OF_DATA, Script, converted, is_of_data, start
 from memlab.tracing.recording import Streams
 from memlab.tracing.script_card import LiveAllocator, found_by_script
 from memlab.tracing.script_course import GENERATION, kind_without_gradients
@@ -384,7 +384,8 @@ class ScriptModel:
     def _watched(self, own: Callable[..., Any]) -> Callable[..., Any]:
         """Return the call of modules, which ends the script where it first calls its model.
 
-        An evaluation before that shows its outputs once, and then the same again.
+        An evaluation before that runs once, and then returns the same again. Its outputs are ones
+        where tensors are fake: the script may read them, and the step does not depend on it.
         """
         seen: dict[Any, Any] = {}
         depth = [0]
@@ -403,9 +404,10 @@ class ScriptModel:
             if key not in seen:
                 depth[0] += 1
                 try:
-                    seen[key] = own(module, *args, **kwargs)
+                    out = own(module, *args, **kwargs)
                 finally:
                     depth[0] -= 1
+                seen[key] = pytree.tree_map_only(FakeTensor, _with_values, out)
             return seen[key]
 
         return call
@@ -427,6 +429,11 @@ class _DataIsReal(TorchDispatchMode):
             with for_real():
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _with_values(fake: Any) -> Any:
+    """Return a tensor of the host like a small fake one, which has values that can be read."""
+    return torch.ones(fake.shape, dtype=fake.dtype) if fake.numel() <= MOST_OF_DATA else fake
 
 
 def _make_buffers_fake(model: torch.nn.Module) -> None:
