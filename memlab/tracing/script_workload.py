@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import importlib
 import os
 import tempfile
 import traceback
@@ -29,6 +30,7 @@ from typing import Any
 import torch
 
 from memlab._util.torch_private import pytree
+from memlab._util.torch_private.compiler import DYNAMO
 from memlab._util.torch_private.tensors import (
     FakeTensor,
     TorchDispatchMode,
@@ -365,6 +367,7 @@ class ScriptModel:
         Raises:
             BaseException: the model is found, or whatever the script raises.
         """
+        importlib.import_module(DYNAMO)  # which an optimizer imports, and finds no card here
         mode, host = detect_fake_mode(), torch.device("cpu")
         with contextlib.ExitStack() as stack:
             home = stack.enter_context(tempfile.TemporaryDirectory(prefix="memlab-run-"))
@@ -458,8 +461,9 @@ def _forget(trace: TracebackType | None, model: torch.nn.Module) -> None:
             continue
         used, ahead = set[str](), [value for kind in kinds for value in vars(kind).values()]
         while ahead:
-            code = getattr(ahead.pop(), "__code__", None)
-            new = set(code.co_names if code else ()) & names.keys() - used
+            value = ahead.pop()
+            is_of_script = isinstance(value, FunctionType) and value.__globals__ is names
+            new = (set(value.__code__.co_names) if is_of_script else set()) & names.keys() - used
             used |= new
             ahead += [each for name in new for each in (names[name], *_methods(names[name]))]
         for name in names.keys() - used:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy
 
 import memlab
 from memlab.errors import MemlabError
@@ -76,11 +76,11 @@ def of(path, **options):
 def test_a_loss_is_computed_for_any_batch_size():
     view = call(torch.Tensor.view, OUTPUT, Samples(5), 7)
     flat = call(torch.Tensor.reshape, TARGET, Samples(5))
-    program = loss_of(view, flat, call(F.cross_entropy, Ref(Of.CALL, 0), Ref(Of.CALL, 1)))
+    program = loss_of(view, flat, call(cross_entropy, Ref(Of.CALL, 0), Ref(Of.CALL, 1)))
     model = torch.nn.Linear(3, 7)
     for n in (2, 3):
         x, y = torch.randn(n, 5, 3), torch.randint(0, 7, (n, 5))
-        expected = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        expected = cross_entropy(model(x).flatten(0, 1), y.flatten())
         assert torch.equal(program(model, (x, y)), expected)
 
 
@@ -89,7 +89,11 @@ def test_a_value_that_the_script_holds_lives_until_the_graph_is_freed():
     program = loss_of(call(torch.exp, OUTPUT), call(torch.sum, Ref(Of.CALL, 0)))
     program = dataclasses.replace(program, kept=(OUTPUT,))
     model = torch.nn.Linear(3, 3)
-    model.register_forward_hook(lambda *given: weakref.finalize(given[-1], freed.append, True))
+
+    def note(module, args, out):
+        weakref.finalize(out, freed.append, True)
+
+    model.register_forward_hook(note)
     loss = program(model, (torch.randn(2, 3),))
     assert not freed
     loss.backward()
@@ -119,10 +123,13 @@ def test_values_of_a_batch_are_in_the_range_that_was_seen():
         return form.made(50)
 
     tokens = made(torch.int64, -100, 9)
-    assert tokens.shape == (50, 5) and tokens.min() >= 0 and tokens.max() == 9
+    assert tokens.shape == (50, 5)
+    assert tokens.min() >= 0
+    assert tokens.max() == 9
     assert (made(torch.int64, 0, 1) == 1).all()  # a mask
     pixels = made(torch.float32, 0.0, 2.0)
-    assert pixels.min() >= 0 and 1 < pixels.max() <= 2
+    assert pixels.min() >= 0
+    assert 1 < pixels.max() <= 2
 
 
 def small_model(path, **changes):
@@ -221,5 +228,5 @@ def test_what_is_no_step_of_a_workload_is_refused_in_a_sentence(tmp_path, said):
 
 
 def test_a_file_that_is_no_script_is_refused():
-    with pytest.raises(MemlabError, match="path='nothing.py' is not there"):
+    with pytest.raises(MemlabError, match=r"path='nothing\.py' is not there"):
         of("nothing.py")
