@@ -42,6 +42,7 @@ from memlab._util.torch_private.tensors import (
 )
 from memlab.devices.cards import Card
 from memlab.errors import MemlabError, WorkloadError
+from memlab.techniques.checkpointing.places import names_in
 from memlab.tracing.person_script import MOST_OF_DATA, Script, converted, is_of_data, start
 from memlab.tracing.recording import Streams
 from memlab.tracing.script_card import LiveAllocator, found_by_script
@@ -455,21 +456,23 @@ def _forget(trace: TracebackType | None, model: torch.nn.Module) -> None:
     """Free what a stopped script holds and its model does not use: data, batches, an optimizer."""
     frames = [frame for frame, _ in traceback.walk_tb(trace)]
     traceback.clear_frames(trace)
+    held = [value for module in model.modules() for value in vars(module).values()]
     kinds = {kind for module in model.modules() for kind in type(module).__mro__}
     for names in {id(frame.f_globals): frame.f_globals for frame in frames}.values():
         if names.get("__name__") != "__main__":
             continue
-        used, ahead = set[str](), [value for kind in kinds for value in vars(kind).values()]
+        used, ahead = set[str](), [*held, *kinds]
         while ahead:
             value = ahead.pop()
-            is_of_script = isinstance(value, FunctionType) and value.__globals__ is names
-            new = (set(value.__code__.co_names) if is_of_script else set()) & names.keys() - used
-            used |= new
-            ahead += [each for name in new for each in (names[name], *_methods(names[name]))]
+            if isinstance(value, type):
+                ahead += vars(value).values() if value.__module__ == "__main__" else ()
+            elif isinstance(value, FunctionType) and value.__globals__ is names:
+                new = names_in(value.__code__) & names.keys() - used
+                used |= new
+                ahead += [names[name] for name in new]
+            else:
+                parts = (getattr(value, name, None) for name in ("fget", "__func__", "__wrapped__"))
+                ahead += [part for part in parts if isinstance(part, FunctionType)]
         for name in names.keys() - used:
             if not name.startswith("__") and not isinstance(names[name], PLAIN):
                 del names[name]
-
-
-def _methods(value: Any) -> list[Any]:
-    return list(vars(value).values()) if isinstance(value, type) else []

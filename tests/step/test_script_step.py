@@ -36,7 +36,10 @@ class Model(torch.nn.Module):
         self.layer = torch.nn.Linear(4, 4)
         self.register_buffer("scale", torch.full((4,), 3.0))
     def forward(self, x):
-        return self.layer(x) * self.scale + bias
+        return self.layer(x) * self.scale + self.added
+    @property
+    def added(self):
+        return sum([bias for _ in range(1)])
 device = "cuda" if torch.cuda.is_available() else "cpu"
 model = Model().to(device)
 data = torch.randn(1000, 4)
