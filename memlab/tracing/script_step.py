@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import itertools
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -42,7 +41,6 @@ from memlab.tracing.script_workload import (
     Of,
     Outline,
     Ref,
-    Samples,
     ScriptBatch,
     ScriptLoss,
     TensorForm,
@@ -52,6 +50,8 @@ from memlab.tracing.script_workload import (
     outline_of_model,
     own_model,
     refs_in,
+    undivided,
+    variants,
 )
 from memlab.tracing.values import for_real
 
@@ -60,13 +60,9 @@ MOST_FIXED = 2**20  # numbers of a tensor that is the same for each batch
 MOST_READ = 2**26  # numbers of a tensor whose least and largest are looked for
 PLAIN = (int, float, complex, str, type(None), torch.dtype, torch.layout, torch.memory_format,
          type(...))  # fmt: skip
-MADE = ("zeros", "ones", "full", "arange", "expand", "repeat", "rand", "randn", "empty",
-        "new_zeros", "new_ones", "new_full", "new_empty")  # fmt: skip
-DIVIDES = ("div", "truediv", "true_divide", "itruediv")
 SAME = ("to", "cuda", "cpu", "long", "int", "float", "view", "reshape", "flatten", "contiguous",
         "getitem", "clone", "detach", "squeeze", "unsqueeze", "transpose", "permute", "t", "expand",
         "pin_memory")  # fmt: skip
-CLOSE = 1e-6
 OF_LIBRARIES = ("torch", "bitsandbytes", "transformers")
 
 
@@ -685,7 +681,7 @@ class _Watch(TorchFunctionMode):
         trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
         if not trained & {id(each) for each in model.parameters()}:
             raise self._refused(f"has an optimizer without parameters of {type(model).__name__}")
-        loss, is_mean = _undivided(first.loss, count)
+        loss, is_mean = undivided(first.loss, count)
         self.seen = SeenStep(
             outline=outline_of_model(model),
             formats=tuple(number_formats(model)),
@@ -725,7 +721,7 @@ class _Watch(TorchFunctionMode):
         batch = tuple(form.made(size + 1).to(self._device) for form in backward.forms)
 
         def choose(call: Call, run: Callable[[Call], Any]) -> tuple[Call, Any]:
-            for variant in _variants(call, size):
+            for variant in variants(call, size):
                 with contextlib.suppress(Exception):  # whatever a function raises for such sizes
                     return variant, run(variant)
             raise self._refused(
@@ -746,50 +742,6 @@ class _Watch(TorchFunctionMode):
         if loss.numel() != 1:
             raise self._refused(f"makes {loss.numel()} losses of {size + 1} samples, not one")
         return dataclasses.replace(backward.loss, calls=calls)
-
-
-def _undivided(loss: ScriptLoss, count: int) -> tuple[ScriptLoss, bool]:
-    """Return a loss before its division by the number of backwards, and whether there was one."""
-    call = loss.calls[-1] if loss.calls and loss.loss.of is Of.CALL else None
-    if count == 1 or call is None or len(call.args) != 2 or not isinstance(call.args[0], Ref):
-        return loss, count == 1
-    number, name = call.args[1], name_of(call)
-    by = 0.0
-    if isinstance(number, int | float) and number:
-        by = number if name in DIVIDES else 1 / number if name == "mul" else 0.0
-    if abs(by / count - 1) > CLOSE:
-        return loss, False
-    return dataclasses.replace(loss, calls=loss.calls[:-1], loss=call.args[0]), True
-
-
-def _variants(call: Call, size: int) -> Iterator[Call]:
-    """Yield a call with numbers in it replaced that may be multiples of the batch size."""
-    numbers: list[int] = []
-    mapped((call.args, call.kwargs), lambda each: numbers.append(each) if _is_whole(each) else None)
-    multiples = [at for at, each in enumerate(numbers) if each > 0 and each % size == 0]
-    equal = [at for at in multiples if numbers[at] == size]
-    name = name_of(call)
-    if equal and (name in MADE or (name in DIVIDES and size > 1)):
-        yield _with_samples(call, equal, size)
-    yield call
-    for chosen in (*([each] for each in multiples), multiples):
-        yield _with_samples(call, chosen, size)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _with_samples(call: Call, chosen: list[int], size: int) -> Call:
-    """Return a call in which the whole numbers of these places are multiples of the batch size."""
-    places = itertools.count()
-
-    def change(value: Any) -> Any:
-        is_chosen = _is_whole(value) and next(places) in chosen
-        return Samples(value // size) if is_chosen else value
-
-    args, kwargs = mapped((call.args, call.kwargs), change)
-    return dataclasses.replace(call, args=args, kwargs=kwargs)
 
 
 def _without_parameters(optimizer: Any) -> Any:

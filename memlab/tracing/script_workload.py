@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib
+import itertools
 import os
 import tempfile
 import traceback
@@ -50,6 +51,10 @@ from memlab.tracing.script_course import GENERATION, kind_without_gradients
 from memlab.tracing.script_world import around_script
 from memlab.tracing.values import for_real
 
+MADE = ("zeros", "ones", "full", "arange", "expand", "repeat", "rand", "randn", "empty",
+        "new_zeros", "new_ones", "new_full", "new_empty")  # fmt: skip
+DIVIDES = ("div", "truediv", "true_divide", "itruediv")
+CLOSE = 1e-6
 MOST_DEPTH = 4  # of what a model returns, in which tensors are looked for
 KEPT = "memlab: what the script holds until its backward is over"
 
@@ -276,6 +281,50 @@ def refs_in(value: Any) -> set[Ref]:
     found: set[Ref] = set()
     mapped(value, lambda each: found.add(each) if isinstance(each, Ref) else None)
     return found
+
+
+def undivided(loss: ScriptLoss, count: int) -> tuple[ScriptLoss, bool]:
+    """Return a loss before its division by the number of backwards, and whether there was one."""
+    call = loss.calls[-1] if loss.calls and loss.loss.of is Of.CALL else None
+    if count == 1 or call is None or len(call.args) != 2 or not isinstance(call.args[0], Ref):
+        return loss, count == 1
+    number, name = call.args[1], name_of(call)
+    by = 0.0
+    if isinstance(number, int | float) and number:
+        by = number if name in DIVIDES else 1 / number if name == "mul" else 0.0
+    if abs(by / count - 1) > CLOSE:
+        return loss, False
+    return dataclasses.replace(loss, calls=loss.calls[:-1], loss=call.args[0]), True
+
+
+def variants(call: Call, size: int) -> Iterator[Call]:
+    """Yield a call with numbers in it replaced that may be multiples of the batch size."""
+    numbers: list[int] = []
+    mapped((call.args, call.kwargs), lambda each: numbers.append(each) if _is_whole(each) else None)
+    multiples = [at for at, each in enumerate(numbers) if each > 0 and each % size == 0]
+    equal = [at for at in multiples if numbers[at] == size]
+    name = name_of(call)
+    if equal and (name in MADE or (name in DIVIDES and size > 1)):
+        yield _with_samples(call, equal, size)
+    yield call
+    for chosen in (*([each] for each in multiples), multiples):
+        yield _with_samples(call, chosen, size)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _with_samples(call: Call, chosen: list[int], size: int) -> Call:
+    """Return a call in which the whole numbers of these places are multiples of the batch size."""
+    places = itertools.count()
+
+    def change(value: Any) -> Any:
+        is_chosen = _is_whole(value) and next(places) in chosen
+        return Samples(value // size) if is_chosen else value
+
+    args, kwargs = mapped((call.args, call.kwargs), change)
+    return dataclasses.replace(call, args=args, kwargs=kwargs)
 
 
 class _Found(BaseException):

@@ -11,7 +11,6 @@ from torch.nn.functional import cross_entropy
 import memlab
 from memlab.errors import MemlabError
 from memlab.tracing.person_script import Script
-from memlab.tracing.script_step import _undivided, _variants
 from memlab.tracing.script_workload import (
     Call,
     Of,
@@ -21,6 +20,8 @@ from memlab.tracing.script_workload import (
     ScriptModel,
     TensorForm,
     digest_of,
+    undivided,
+    variants,
 )
 from tests import ROOT
 
@@ -106,16 +107,16 @@ def test_a_value_that_the_script_holds_lives_until_the_graph_is_freed():
 
 def test_numbers_that_are_multiples_of_the_batch_size_are_tried():
     view = call(torch.Tensor.view, OUTPUT, 64, 12)
-    tried = [each.args[1:] for each in _variants(view, 8)]
+    tried = [each.args[1:] for each in variants(view, 8)]
     assert tried[:2] == [(64, 12), (Samples(8), 12)]
     divided = call(torch.Tensor.div, OUTPUT, 8)
-    assert next(iter(_variants(divided, 8))).args[1] == Samples(1)
+    assert next(iter(variants(divided, 8))).args[1] == Samples(1)
 
 
 @pytest.mark.parametrize(("by", "is_mean"), [(4, True), (3, False)])
 def test_a_division_by_the_backward_passes_is_no_part_of_the_loss(by, is_mean):
     program = loss_of(call(torch.sum, OUTPUT), call(torch.Tensor.div, Ref(Of.CALL, 0), by))
-    left, found = _undivided(program, 4)
+    left, found = undivided(program, 4)
     assert found is is_mean
     assert len(left.calls) == (1 if is_mean else 2)
 
