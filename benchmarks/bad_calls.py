@@ -254,6 +254,7 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         "predict_run": step | {"device": "t4"}, "measure_run": step | {"device": "cpu"},
         "replay_allocations": {"story": ["a = 1 MiB", "del a"]},
         "run_script": {"path": folder / "train.py"}, "watch": {},
+        "from_script": {"path": folder / "train.py"},
         "explain_error": {"message": "CUDA out of memory. Tried to allocate 2.00 GiB"},
         "open_snapshot": {"path": folder / "snapshot.pickle"},
         "from_trainer": {"source": {"train_micro_batch_size_per_gpu": 4}},

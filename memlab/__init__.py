@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from memlab import plots
     from memlab._panel import panel
     from memlab.integrations.export import export_script
+    from memlab.integrations.from_script import from_script
     from memlab.integrations.from_trainer import from_trainer
     from memlab.integrations.out_of_memory import explain_error
     from memlab.integrations.person_script import run_script
@@ -46,17 +47,18 @@ __all__ = [
     "Evaluation", "Generation", "LoadingConfig", "LoadingResult", "MemlabError", "Outcome",
     "SampleSize", "StepConfig", "StepResult", "TrainingRun", "VerifyReport", "Workload",
     "WorkloadChoices", "__version__", "build_step", "card", "checkpoint_graph", "compare",
-    "compare_base", "explain", "explain_error", "export_script", "forget_costs", "from_trainer",
-    "graph_table", "ladder", "largest_batch", "measure", "measure_loading", "measure_run",
-    "open_snapshot", "panel", "plots", "predict", "predict_batches", "predict_lengths",
-    "predict_run", "recommend", "recorded", "recordings", "replay_allocations", "require_ok",
-    "results", "run_script", "stored_results", "sweep", "table", "to_frame", "training_step",
-    "verify", "watch", "workloads",
+    "compare_base", "explain", "explain_error", "export_script", "forget_costs", "from_script",
+    "from_trainer", "graph_table", "ladder", "largest_batch", "measure", "measure_loading",
+    "measure_run", "open_snapshot", "panel", "plots", "predict", "predict_batches",
+    "predict_lengths", "predict_run", "recommend", "recorded", "recordings", "replay_allocations",
+    "require_ok", "results", "run_script", "stored_results", "sweep", "table", "to_frame",
+    "training_step", "verify", "watch", "workloads",
 ]  # fmt: skip
 LATE = {  # public names whose modules `import memlab` does not wait for
     "panel": "_panel", "explain_error": "integrations.out_of_memory",
     "export_script": "integrations.export",
-    "run_script": "integrations.person_script", "from_trainer": "integrations.from_trainer",
+    "run_script": "integrations.person_script", "from_script": "integrations.from_script",
+    "from_trainer": "integrations.from_trainer",
     "open_snapshot": "integrations.snapshot",
     "training_step": "integrations.training_step", "replay_allocations": "memory.hygiene",
     "plots": "plots", "watch": "integrations.watch", "Evaluation": "prediction.run_settings",

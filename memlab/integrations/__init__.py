@@ -13,6 +13,6 @@
 - `out_of_memory.py`: the message of an out-of-memory error in, its possible causes out.
 - `training_step.py`: the step over batches of one's own; `estimator.py`: for scikit-learn;
   `lightning_recorder.py`: a callback.
-- `person_script.py`: a person's own script, run without its card.
+- `person_script.py`: a person's own script, run without its card; `from_script.py`: its step.
 - `watch.py`: what is written down when memory runs out, or grows, in a real run.
 """

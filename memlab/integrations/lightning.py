@@ -24,6 +24,7 @@ from memlab.integrations.reading import (
     first_samples,
     ignore,
     is_on_cpu,
+    num_trainable_of,
     of_lightning,
     read_optimizer,
     take_mixed,
@@ -173,7 +174,7 @@ def _read_optimizers(reading: SourceReading, module: Any) -> None:
 
     optimizers, has_schedule = _optimizers_of(found)
     if len(optimizers) == 1:
-        read_optimizer(reading, "module.optimizer", optimizers[0], own)
+        read_optimizer(reading, "module.optimizer", optimizers[0], num_trainable_of(own))
     else:
         reading.add(name, ", ".join(type(each).__name__ for each in optimizers) or "none")
         reading.leave(

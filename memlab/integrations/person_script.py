@@ -78,26 +78,14 @@ def run_script(
     >>> str(found.lines[0]), found.peak_allocated_bytes
     ('train.py:1', 4194304)
     """
-    name = os.fspath(path)
-    file = Path(name)
-    if not is_module and file.suffix not in KINDS:
-        raise ConfigError(
-            f"path={shown(name)} is no script; allowed is a file that ends in .py or .ipynb"
-        )
-    if not is_module and not file.is_file():
-        raise ConfigError(f"path={shown(name)} is not there; give the path of a file")
+    script = replace(
+        script_of(path, arguments, is_module=is_module),
+        steps=steps, writes=writes, ranks=nproc_per_node,
+    )  # fmt: skip
     target = target_for(device, StepConfig())
     limit: Any = memory_limit
     if limit is None and target.card is not None:
         limit = target.card.usable_bytes
-    script = Script(
-        path=name if is_module else str(file.resolve()),
-        arguments=tuple(map(str, arguments)),
-        is_module=is_module,
-        steps=steps,
-        writes=writes,
-        ranks=nproc_per_node,
-    )
     try:
         with tempfile.TemporaryDirectory(prefix="memlab-run-") as home:  # also if it is killed
             asked: dict[str, Any] = {
@@ -116,7 +104,30 @@ def run_script(
             versions=versions_here(),
             config=None,
             run=None,
-            workload_name=file.name,
+            workload_name=Path(script.path).name,
             memory_limit_bytes=limit,
         )
     return found
+
+
+def script_of(
+    path: str | os.PathLike[str], arguments: Sequence[str], *, is_module: bool = False
+) -> Script:
+    """Return a script as it is run.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    name = os.fspath(path)
+    file = Path(name)
+    if not is_module and file.suffix not in KINDS:
+        raise ConfigError(
+            f"path={shown(name)} is no script; allowed is a file that ends in .py or .ipynb"
+        )
+    if not is_module and not file.is_file():
+        raise ConfigError(f"path={shown(name)} is not there; give the path of a file")
+    return Script(
+        path=name if is_module else str(file.resolve()),
+        arguments=tuple(map(str, arguments)),
+        is_module=is_module,
+    )

@@ -428,6 +428,11 @@ def ignore(*_: Any, **__: Any) -> None:
     """Do nothing: what a model or a trainer logs is not wanted here."""
 
 
+def num_trainable_of(model: torch.nn.Module) -> int:
+    """Return how many parameters of a model require a gradient."""
+    return sum(each.requires_grad for each in model.parameters())
+
+
 def is_on_cpu(model: torch.nn.Module) -> bool:
     """Return whether a worker that sees no card can read a model."""
     return all(parameter.device.type == "cpu" for parameter in model.parameters())
@@ -491,6 +496,11 @@ HYPERPARAMETER = (
     "memlab runs an optimizer with PyTorch's own defaults; memory, time and gradients of a step do "
     "not depend on it"
 )
+COPIES_TO_DECAY = ("sgd", "sgd-momentum", "adam")  # they add it to a copy of the gradients
+COPIED = (
+    "memlab runs this optimizer without weight decay, which adds it to a copy of the gradients: an "
+    "update of the source may hold as much as all gradients more"
+)
 OF_TORCH = TABLES["torch"]
 
 
@@ -517,8 +527,15 @@ def settings_of(optimizer: Any) -> dict[str, str] | None:
     return {"optimizer": name, "optimizer_implementation": _implementation(defaults)}
 
 
-def read_optimizer(reading: SourceReading, name: str, optimizer: Any, model: Any) -> None:
-    """Report the optimizer of a model, and each of the values that it was made with."""
+def read_optimizer(reading: SourceReading, name: str, optimizer: Any, num_trainable: int) -> None:
+    """Report an optimizer, and each of the values that it was made with.
+
+    Args:
+        reading: of the source.
+        name: of the optimizer in it.
+        optimizer: itself.
+        num_trainable: how many parameters of its model require a gradient.
+    """
     import torch
 
     reading.add(name, type(optimizer).__name__)
@@ -533,7 +550,6 @@ def read_optimizer(reading: SourceReading, name: str, optimizer: Any, model: Any
 
     reading.take(name, **found)
     groups = optimizer.param_groups
-    num_trainable = sum(p.requires_grad for p in model.parameters())
     if (num_updated := sum(len(group["params"]) for group in groups)) != num_trainable:
         reading.leave(
             name,
@@ -570,6 +586,7 @@ def usual_value(option: str, optimizer: str) -> Any:
         "weight_decay": WEIGHT_DECAY.get(optimizer, 0.0),
         "betas": ADAM_BETAS,
         "eps": ADAM_EPS,
+        "dampening": 0,
     }.get(option)
 
 
@@ -580,6 +597,8 @@ def _read_option(
         reading.same(part, f"optimizer={optimizer}")
     elif option == "momentum":
         reading.leave(part, f"{HYPERPARAMETER} (here 0.9)")
+    elif option == "weight_decay" and value and optimizer in COPIES_TO_DECAY:
+        reading.leave(part, f"{COPIED} (here 0)")
     elif option in OF_TORCH["without effect on memory"]:
         hyperparameter(reading, part, usual_value(option, optimizer))
     else:

@@ -26,6 +26,7 @@ from memlab.integrations.reading import (
     ImportedTraining,
     SourceReading,
     hyperparameter,
+    num_trainable_of,
     of_fsdp,
     read_optimizer,
     take_mixed,
@@ -349,7 +350,8 @@ def _read_given_optimizer(reading: SourceReading, trainer: Any) -> None:
                      "adam_epsilon", "optim_args"):  # fmt: skip
             reading.skip(name, "the Trainer was given an optimizer")
         reading.settings["optimizer_implementation"] = "default"
-        read_optimizer(reading, "trainer.optimizer", trainer.optimizer, trainer.model)
+        read_optimizer(reading, "trainer.optimizer", trainer.optimizer,
+                       num_trainable_of(trainer.model))  # fmt: skip
     elif given is not None:
         reading.leave(
             reading.add("trainer.optimizer_cls_and_kwargs", given[0].__name__),

@@ -34,6 +34,7 @@ from memlab.tracing.program import Program
 from memlab.tracing.script_card import LiveAllocator
 from memlab.tracing.script_course import FIRST, MOST_BATCHES, STEP
 from memlab.tracing.script_facts import Change, Line
+from memlab.tracing.script_step import SeenStep, see_step
 from memlab.tracing.trace_step import attention_notes_of_stages
 from memlab.tracing.tracker import Tracker
 
@@ -117,6 +118,21 @@ def predict_script_in_process(
     if isinstance(made, Failure):
         return RunResult(**facts, outcome=made.outcome, message=made.message)
     return made
+
+
+def script_step_in_process(script: Script, target: Target, *, report: Report) -> SeenStep | Failure:
+    """Return the training step that a script takes on the target, or why none was seen.
+
+    Args:
+        script: how it is run.
+        target: a CPU, or a CUDA card that need not be there.
+        report: called as the run goes on; what it raises ends it.
+    """
+    return from_recording(
+        lambda device, _: see_step(script, device, target.card), lambda seen: seen,
+        StepConfig(), target, report=report,
+        text=f"running {Path(script.path).name} over fake tensors",
+    )  # fmt: skip
 
 
 def _program(recorded: ScriptRecording) -> Program:

@@ -46,6 +46,8 @@ from memlab.runtime.wire import (
     LOST_STATUS,
     PREDICTING,
     SCRIPT,
+    SCRIPT_STEP,
+    SCRIPTS,
     WITH_RANKS,
     Channel,
     Garbage,
@@ -159,6 +161,12 @@ def _predict_script(**arguments: Any) -> Any:
     return predict_script_in_process(**arguments)
 
 
+def _script_step(**arguments: Any) -> Any:
+    from memlab.prediction.predict_script import script_step_in_process  # as above
+
+    return script_step_in_process(**arguments)
+
+
 def _measure_run(*, device: Any, report: Report, **asked: Any) -> Any:
     from memlab.prediction.run_spec import RunSpec  # as above
     from memlab.runtime.measure_run import measure_run_in_process
@@ -187,6 +195,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "graph": _graph,
     "predict_run": _predict_run,
     SCRIPT: _predict_script,
+    SCRIPT_STEP: _script_step,
     "measure_run": _measure_run,
     "verify": verify_in_process,
     "measure_ranks": _measure_ranks,
@@ -266,7 +275,7 @@ def serve(line: int | list[int], standard_library: StandardLibrary) -> None:
         _send(channel, number, answer)
         function = job.function
         del job, content, answer
-        if function == SCRIPT:
+        if function in SCRIPTS:
             state.found.append("what a script has left")
         else:
             state.look()
@@ -332,7 +341,7 @@ def _serve(job: Job, report: Report, state: WorkerState) -> tuple[str, Any]:
         if job.function in WITH_RANKS:
             arguments["job"] = job
         # a script may import hundreds of modules, and the worker ends with it
-        state.is_watching = job.function != SCRIPT
+        state.is_watching = job.function not in SCRIPTS
         printed = Printed(sys.stdout)
         with contextlib.redirect_stdout(printed):
             value = FUNCTIONS[job.function](**arguments, report=report)

@@ -226,7 +226,8 @@ KINDS = frozenset({"ready", "progress", "sources", "stale", "result", "raised", 
 """Kinds of messages."""
 GIVE_UP = b""  # what a caller sends that no longer wants the answer
 LOST_STATUS = 76  # exit status of a worker that cannot answer, because its socket was closed
-SCRIPT = "predict_script"  # a worker that has run a person's script is not used again
+SCRIPT, SCRIPT_STEP = "predict_script", "script_step"
+SCRIPTS = frozenset({SCRIPT, SCRIPT_STEP})  # a worker that has run a person's is not used again
 PREDICTING = frozenset(
     {
         "predict",
@@ -237,7 +238,7 @@ PREDICTING = frozenset(
         "per_sample",
         "loss",
         "predict_run",
-        SCRIPT,
+        *SCRIPTS,
     }
 )
 """Functions that run no real step."""

@@ -12,7 +12,8 @@
   Triton kernels.
 - `person_script.py` records a person's own script in the same way: `script_card.py` is the card
   that it finds, `script_world.py` its files, processes and loaders, `script_ranks.py` its ranks,
-  `script_course.py` its stages, `script_facts.py` what else it did.
+  `script_course.py` its stages, `script_facts.py` what else it did. `script_step.py` sees its
+  training step, `script_workload.py` is that step as a workload.
 - `simulated_ranks.py`: one of many ranks, without the others.
 - Libraries: `transformers_attention.py`, `bitsandbytes_layers.py`.
 """

@@ -92,6 +92,10 @@ class LiveBlocks:
         known = self._live.get(storage_key(tensor.untyped_storage()))
         return None if known is None else known.block
 
+    def live(self) -> list[int]:
+        """Return the blocks that are live now."""
+        return [death.block for death in self._live.values()]
+
     def of(self, args: Any) -> tuple[int, ...]:
         """Return the blocks that hold the tensors in these arguments."""
         blocks = (self.block_of(tensor) for tensor in tensors_in(args))

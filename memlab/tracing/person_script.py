@@ -170,7 +170,7 @@ class ScriptTracker(Tracker):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator on fake tensors, or for real what only reads and makes data."""
         is_real = all(kind is torch.Tensor for kind in types)
-        if not is_real or not _is_of_data(func, args, kwargs or {}):
+        if not is_real or not is_of_data(func, args, kwargs or {}):
             if func is COPY and is_real:  # from the host to the card
                 args = (self._faked(args[0]), *args[1:])
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -230,7 +230,7 @@ class ScriptTracker(Tracker):
         return self.lines[forward] if 0 <= forward < len(self.lines) else self._at
 
 
-def _is_of_data(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def is_of_data(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether an operator without fake arguments is run for real: it works on the host.
 
     A large tensor that it would make of nothing stays fake: weights, and data that are made up.
@@ -302,7 +302,7 @@ class ScriptRecording:
 
 def record_script(
     script: Script, device: torch.device, card: Any, allocator: LiveAllocator | None,
-    changes: Sequence[Change] = (),
+    changes: Sequence[Change] = (), around: Callable[[ScriptTracker], Any] = contextlib.nullcontext,
 ) -> ScriptRecording:  # fmt: skip
     """Return what a script does over fake tensors.
 
@@ -312,6 +312,7 @@ def record_script(
         card: that it finds.
         allocator: of that card; None on a CPU.
         changes: of the script, which are tried.
+        around: returns a context for the script itself, which is told the tracker.
 
     Raises:
         BaseException: whatever the script raises and does not catch.
@@ -330,7 +331,7 @@ def record_script(
         tracker.mark(-1, Phase.BUILD, 0)
         with contextlib.ExitStack() as stack:
             stack.enter_context(tracker.fake_parameters(mode))
-            stack.enter_context(converted_by(functools.partial(_converted, mode)))
+            stack.enter_context(converted_by(functools.partial(converted, mode)))
             stack.enter_context(
                 around_script(course.load, tracker.recording, folder, writes=script.writes)
             )
@@ -343,7 +344,8 @@ def record_script(
             said = stack.enter_context(_last_of_errors())
             stack.enter_context(_threads_heard(tracker.recording))
             try:
-                _start(script)
+                with around(tracker):
+                    start(script)
                 watcher.facts.is_seen_to_end = True
                 ended.append("")
             except Enough:
@@ -440,7 +442,7 @@ def _of_exit(script: Script, code: Any, said: str) -> str:
     return f"{name} ended itself with exit code {code}" + (f", saying: {last[0]}" if last else "")
 
 
-def _start(script: Script) -> None:
+def start(script: Script) -> None:
     """Run a script as `python` runs it, and forget its modules."""
     argv, path, known = sys.argv, sys.path[:], set(sys.modules)
     sys.argv = [script.path, *script.arguments]
@@ -479,7 +481,7 @@ def _run_cells(path: str) -> None:
             exec(compile(text, f"{path}, cell {number}", "exec"), names)
 
 
-def _converted(mode: FakeTensorMode, own: Any, module: Any, fn: Any, recurse: bool) -> Any:
+def converted(mode: FakeTensorMode, own: Any, module: Any, fn: Any, recurse: bool) -> Any:
     """Convert a module in place: its parameters stay the same objects, as in a real run."""
     for child in module.children() if recurse else ():
         convert(child, fn)

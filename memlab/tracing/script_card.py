@@ -122,11 +122,11 @@ class _Named(TorchFunctionMode):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self._device = device
+        self.device = device
         own: Any = torch.Tensor
         self._answers = {
             own.is_cuda.__get__: self._is_on_card,
-            own.cuda: lambda x, device=None, non_blocking=False, **_: x.to(self._device),
+            own.cuda: lambda x, device=None, non_blocking=False, **_: x.to(self.device),
             own.type: self._typed,
             own.pin_memory: lambda x, device=None: x,
             own.is_pinned: lambda x, device=None: x.device.type == "cpu",
@@ -143,10 +143,10 @@ class _Named(TorchFunctionMode):
         """Return the stand-in for the word or the device "cuda", and anything else as it is."""
         is_word = isinstance(value, str) and value.startswith("cuda") and CUDA.fullmatch(value)
         is_device = isinstance(value, torch.device) and value.type == "cuda"
-        return self._device if is_word or is_device else value
+        return self.device if is_word or is_device else value
 
     def _is_on_card(self, tensor: torch.Tensor) -> bool:
-        return tensor.device.type == self._device.type
+        return tensor.device.type == self.device.type
 
     def made_by_default(self, own: Callable[[Any], None], kind: Any) -> None:
         """Do what `set_default_tensor_type` does: a type of the card also says where tensors lie.
@@ -167,7 +167,7 @@ class _Named(TorchFunctionMode):
 
             def new(cls: type, *given: Any, **named: Any) -> Any:
                 made = construct(cls, *given, **named)
-                return made.to(self._device) if cls is tensor else made
+                return made.to(self.device) if cls is tensor else made
 
             tensor.__new__ = staticmethod(new)
 
@@ -181,7 +181,7 @@ class _Named(TorchFunctionMode):
         """Return a tensor of a type, or the name of its own, as before PyTorch had devices."""
         dtype = _old_type(dtype)
         if isinstance(dtype, _OldType):
-            return tensor.to(self._device, dtype.on_host.dtype)
+            return tensor.to(self.device, dtype.on_host.dtype)
         found = tensor.type(dtype, *more, **options)
         return found.replace(f"torch.{NAME}.", "torch.cuda.") if dtype is None else found
 
@@ -193,7 +193,7 @@ def found_by_script(
     """Let code outside of torch find a card under the name "cuda", inside this context.
 
     Args:
-        device: that stands in for it.
+        device: that stands in for it, which may be the host.
         card: whose properties `torch.cuda` tells; None for one that is not known.
         allocator: whose numbers it tells.
         streams: of the recording.
@@ -228,6 +228,7 @@ def _replaced(
 ) -> Iterator[tuple[Any, str, Any]]:
     """Yield what is replaced: where it is, its name, and what is there instead."""
     cuda: Any = torch.cuda
+    here = named.device.type
     answers = _answers(card, allocator, streams)
     for holder in (cuda, cuda.memory, cuda.random):
         yield from (
@@ -264,12 +265,12 @@ def _replaced(
         kind,
         "__init__",
         lambda self, device_type, *more, **options: init(
-            self, NAME if device_type == "cuda" else device_type, *more, **options
+            self, here if device_type == "cuda" else device_type, *more, **options
         ),
     )
     for name in ("get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype",
                  "is_autocast_enabled"):  # fmt: skip
-        yield torch, name, functools.partial(_by_name, getattr(torch, name))
+        yield torch, name, functools.partial(_by_name, getattr(torch, name), here)
 
 
 def _run_in(mode: TorchFunctionMode, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -278,11 +279,11 @@ def _run_in(mode: TorchFunctionMode, own: Callable[..., Any], *args: Any, **kwar
         return own(*args, **kwargs)
 
 
-def _by_name(own: Any, *given: Any) -> Any:
+def _by_name(own: Any, here: str, *given: Any) -> Any:
     """Call a function of autocast for the stand-in where it is called for "cuda", or for none."""
     if not given or isinstance(given[0], bool):
-        return own(NAME, *given)
-    return own(NAME if given[0] == "cuda" else given[0], *given[1:])
+        return own(here, *given)
+    return own(here if given[0] == "cuda" else given[0], *given[1:])
 
 
 def _answers(card: Card | None, allocator: LiveAllocator, streams: Streams) -> dict[str, Any]:

@@ -257,14 +257,14 @@ class Course:
             count, known = self._evaluated.get(key, (0, None))
             if count >= MOST_BATCHES and known is not None:
                 self.is_cut = True
-                self._become(_kind_without_gradients())
+                self._become(kind_without_gradients())
                 self._watcher.enter(module)
                 return pytree.tree_map_only(TensorOutline, TensorOutline.made, known)
             before = self._held()
             out = own(module, *args, **kwargs)
             leaves = pytree.tree_leaves(out)
             is_known = all(isinstance(leaf, PLAIN) for leaf in leaves)
-            if is_known and _kind_without_gradients() == GENERATION:
+            if is_known and kind_without_gradients() == GENERATION:
                 # a model that keeps keys and values has more of them with each token
                 storages = [leaf.untyped_storage() for leaf in tensors_in(leaves)]
                 given = {storage_key(each): each.nbytes() for each in storages}
@@ -277,7 +277,7 @@ class Course:
 
     def _enter(self, module: torch.nn.Module, _: Any) -> None:
         if not self._depth and not torch.compiler.is_compiling():
-            kind = STEP if torch.is_grad_enabled() else _kind_without_gradients()
+            kind = STEP if torch.is_grad_enabled() else kind_without_gradients()
             is_switched = self._modes.get(module, module.training) != module.training
             self._become(
                 kind, anew=kind == self._kind == STEP and is_switched and not self._is_used
@@ -392,7 +392,8 @@ def _surrounded(
     return called
 
 
-def _kind_without_gradients() -> str:
+def kind_without_gradients() -> str:
+    """Return what a call of a model without gradients is for, by who calls it."""
     frame: Any = sys._getframe(2)
     for _ in range(MOST_FRAMES):
         if frame is None:
