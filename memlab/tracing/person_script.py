@@ -60,6 +60,7 @@ from memlab.tracing.values import for_real, tensors_in
 THEIRS = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 HERE = str(Path(__file__).parents[1])
 MOST_FRAMES = 100
+SMALLER = "let the script take a smaller batch, or choose a card with more memory"
 NO_CARD = re.compile(  # what torch says to a script that asks for a card where there is none
     "not compiled with CUDA|not linked with support for cuda|NVIDIA driver|No CUDA GPUs"
 )
@@ -352,7 +353,8 @@ def record_script(
                 ended.append("")
             except torch.OutOfMemoryError as error:
                 place = f"at {own_line(error) or 'no line of the script'}, in {tracker.place()}"
-                ended.append(out_of_memory(place, str(error).partition(" See doc")[0].rstrip(".")))
+                said_by_torch = str(error).partition(" See doc")[0].rstrip(". ")
+                ended.append(out_of_memory(place, said_by_torch, SMALLER))
             except (KeyError, ValueError) as error:
                 said_of_ranks = of_ranks(Path(script.path).name, error)
                 if script.ranks or not said_of_ranks:
