@@ -68,6 +68,8 @@ def row_of(row: dict[str, str], clones: Path) -> dict[str, Any]:
 def _on_cpu(script: Path, arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
     environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     found = _run("cpu", ["--steps", str(ALL_STEPS)], script, arguments, environment)
+    if found["outcome"] != "ok":
+        return {"said": found["message"]}
     peak = metered(script.name, *arguments, cwd=script.parent, env=os.environ | environment)[0]
     error = abs(found["peak"] - peak) / peak
     return {"metered": peak, "on cpu": found["peak"], "error": error, "said": found["message"]}
