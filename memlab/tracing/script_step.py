@@ -44,6 +44,7 @@ from memlab.tracing.script_workload import (
     ScriptBatch,
     ScriptLoss,
     TensorForm,
+    is_compiled,
     mapped,
     members,
     name_of,
@@ -340,7 +341,7 @@ class _StepWatch(TorchFunctionMode):
         return _SeenCall(
             model=model,
             given=self._refs_of(args, kwargs),
-            is_compiled=hasattr(module, "_orig_mod"),
+            is_compiled=is_compiled(module),
             autocast=torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
             first_block=len(self._tracker.recording.blocks),
             has_old_gradients=is_first and any(p.grad is not None for p in model.parameters()),

@@ -344,9 +344,14 @@ def outline_of_model(model: torch.nn.Module) -> Outline:
     return type(model).__qualname__, len(parameters), sum(each.numel() for each in parameters)
 
 
+def is_compiled(module: Any) -> bool:
+    """Return whether `torch.compile` has made a module."""
+    return type(module).__name__ == "OptimizedModule"
+
+
 def own_model(module: Any) -> Any:
     """Return the module inside of what `torch.compile` or `DataParallel` has made of it."""
-    inside = getattr(module, "_orig_mod", module)
+    inside = next(module.children()) if is_compiled(module) else module
     return inside.module if isinstance(inside, torch.nn.DataParallel) else inside
 
 
