@@ -37,13 +37,14 @@ from memlab.tracing.script_card import LiveAllocator
 from memlab.tracing.script_course import Enough
 from memlab.tracing.script_facts import Line
 from memlab.tracing.script_workload import (
-    Call,
+    LossCall,
     Of,
     Outline,
     Ref,
     ScriptBatch,
     ScriptLoss,
     TensorForm,
+    is_compiled,
     mapped,
     members,
     name_of,
@@ -137,11 +138,11 @@ def see_step(script: Script, device: torch.device, card: Card | None) -> SeenSte
         UnsupportedError: it takes none, or one that no workload can have; the message says what.
         BaseException: whatever the script raises and does not catch.
     """
-    found: list[_Watch] = []
+    found: list[_StepWatch] = []
 
     @contextlib.contextmanager
     def around(tracker: ScriptTracker) -> Iterator[None]:
-        found.append(_Watch(tracker, device, Path(script.path).name))
+        found.append(_StepWatch(tracker, device, Path(script.path).name))
         with found[-1].on():
             try:
                 yield
@@ -163,7 +164,7 @@ def see_step(script: Script, device: torch.device, card: Card | None) -> SeenSte
 
 
 @dataclass(slots=True)
-class _ModelCall:
+class _SeenCall:
     """A call of a model with gradients."""
 
     model: torch.nn.Module
@@ -178,7 +179,7 @@ class _ModelCall:
 class _Backward:
     """A backward, with what it was computed from."""
 
-    call: _ModelCall
+    call: _SeenCall
     loss: ScriptLoss
     forms: tuple[TensorForm, ...]
     fixed: tuple[torch.Tensor, ...]
@@ -200,7 +201,7 @@ class _Slot:
 
 
 @dataclass(slots=True)
-class _Update:
+class _SeenUpdate:
     """What there was since the last update."""
 
     backwards: list[_Backward] = field(default_factory=list)
@@ -210,7 +211,7 @@ class _Update:
     beside: Held = ()
 
 
-class _Watch(TorchFunctionMode):
+class _StepWatch(TorchFunctionMode):
     """Sees the step of a script.
 
     Args:
@@ -229,8 +230,8 @@ class _Watch(TorchFunctionMode):
         self.seen: SeenStep | None = None
         self.is_stopped = False
         self._why_not = ""
-        self._updates: list[_Update] = []
-        self._update = _Update()
+        self._updates: list[_SeenUpdate] = []
+        self._update = _SeenUpdate()
         self._depth = 0
         self._scaler_blocks: set[int | None] = set()
         self._is_watching = self._in_backward = self._is_scaled = self._is_recomputed = False
@@ -240,8 +241,8 @@ class _Watch(TorchFunctionMode):
     def _begin(self) -> None:
         """Forget the values of the last forward pass."""
         self._refs: dict[int, tuple[weakref.ref[torch.Tensor], Ref]] = {}
-        self._models: list[_ModelCall] = []
-        self._calls: list[Call | str] = []
+        self._models: list[_SeenCall] = []
+        self._calls: list[LossCall | str] = []
         self._slots: list[_Slot] = []
         self._is_used = False
 
@@ -300,7 +301,7 @@ class _Watch(TorchFunctionMode):
             on = torch.is_autocast_enabled(self._device.type)
             self._calls.append(
                 given if isinstance(given, str)
-                else Call(function=func, args=given[0], kwargs=given[1], is_autocast=on,
+                else LossCall(function=func, args=given[0], kwargs=given[1], is_autocast=on,
                           has_grad=torch.is_grad_enabled())
             )  # fmt: skip
             self._learn(Of.CALL, number, found)
@@ -334,13 +335,13 @@ class _Watch(TorchFunctionMode):
 
         return call
 
-    def _model_call(self, model: Any, module: Any, args: Any, kwargs: Any) -> _ModelCall:
+    def _model_call(self, model: Any, module: Any, args: Any, kwargs: Any) -> _SeenCall:
         kind = self._device.type
         is_first = not self._update.backwards
-        return _ModelCall(
+        return _SeenCall(
             model=model,
             given=self._refs_of(args, kwargs),
-            is_compiled=hasattr(module, "_orig_mod"),
+            is_compiled=is_compiled(module),
             autocast=torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
             first_block=len(self._tracker.recording.blocks),
             has_old_gradients=is_first and any(p.grad is not None for p in model.parameters()),
@@ -416,7 +417,7 @@ class _Watch(TorchFunctionMode):
                 self._update.beside = self._beside(backward.call.model, own, most)
         is_second = any(each.optimizer is optimizer for each in self._updates)
         self._updates.append(self._update)
-        self._update = _Update()
+        self._update = _SeenUpdate()
         if is_second:
             raise Enough
 
@@ -560,13 +561,13 @@ class _Watch(TorchFunctionMode):
         return self._program(model_call, model_call.given, loss, sorted(needed))
 
     def _program(
-        self, call: _ModelCall, given: tuple[Any, Any], loss: Ref, needed: list[int]
+        self, call: _SeenCall, given: tuple[Any, Any], loss: Ref, needed: list[int]
     ) -> _Backward:
         """Return a backward with its values numbered anew."""
         renamed = {Ref(Of.CALL, old): new for new, old in enumerate(needed)}
         of_model = refs_in(given)
         calls = [self._calls[number] for number in needed]
-        used = {ref.number for each in calls if isinstance(each, Call)
+        used = {ref.number for each in calls if isinstance(each, LossCall)
                 for ref in refs_in((each.args, each.kwargs)) if ref.of is Of.BATCH}  # fmt: skip
         used |= {ref.number for ref in of_model if ref.of is Of.BATCH}
         sizes = [self._slots[ref.number].size for ref in
@@ -613,7 +614,7 @@ class _Watch(TorchFunctionMode):
             calls=tuple(
                 dataclasses.replace(each, args=mapped(each.args, anew),
                                     kwargs=mapped(each.kwargs, anew))
-                for each in calls if isinstance(each, Call)
+                for each in calls if isinstance(each, LossCall)
             ),
             loss=anew(loss), kept=(),
         )  # fmt: skip
@@ -720,7 +721,7 @@ class _Watch(TorchFunctionMode):
             on = torch.autocast(kind, dtype=backward.call.autocast)
         batch = tuple(form.made(size + 1).to(self._device) for form in backward.forms)
 
-        def choose(call: Call, run: Callable[[Call], Any]) -> tuple[Call, Any]:
+        def choose(call: LossCall, run: Callable[[LossCall], Any]) -> tuple[LossCall, Any]:
             for variant in variants(call, size):
                 with contextlib.suppress(Exception):  # whatever a function raises for such sizes
                     return variant, run(variant)

@@ -133,7 +133,7 @@ class ScriptBatch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Call:
+class LossCall:
     """A function of PyTorch that the script calls between its model and its loss.
 
     Attributes:
@@ -173,7 +173,7 @@ class ScriptLoss:
 
     args: Any
     kwargs: Any
-    calls: tuple[Call, ...]
+    calls: tuple[LossCall, ...]
     loss: Ref
     kept: tuple[Ref, ...]
 
@@ -233,7 +233,7 @@ class ScriptLoss:
         return f"ScriptLoss({', '.join(map(name_of, self.calls)) or 'of the model'})"
 
 
-def name_of(call: Call) -> str:
+def name_of(call: LossCall) -> str:
     """Return the name of the function that is called."""
     return str(getattr(call.function, "__name__", call.function)).strip("_")
 
@@ -297,7 +297,7 @@ def undivided(loss: ScriptLoss, count: int) -> tuple[ScriptLoss, bool]:
     return dataclasses.replace(loss, calls=loss.calls[:-1], loss=call.args[0]), True
 
 
-def variants(call: Call, size: int) -> Iterator[Call]:
+def variants(call: LossCall, size: int) -> Iterator[LossCall]:
     """Yield a call with numbers in it replaced that may be multiples of the batch size."""
     numbers: list[int] = []
     mapped((call.args, call.kwargs), lambda each: numbers.append(each) if _is_whole(each) else None)
@@ -315,7 +315,7 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _with_samples(call: Call, chosen: list[int], size: int) -> Call:
+def _with_samples(call: LossCall, chosen: list[int], size: int) -> LossCall:
     """Return a call in which the whole numbers of these places are multiples of the batch size."""
     places = itertools.count()
 
@@ -327,7 +327,7 @@ def _with_samples(call: Call, chosen: list[int], size: int) -> Call:
     return dataclasses.replace(call, args=args, kwargs=kwargs)
 
 
-class _Found(BaseException):
+class _ModelFound(BaseException):
     """Ends a script that has called its model; no `Exception`, which it might catch."""
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -344,9 +344,14 @@ def outline_of_model(model: torch.nn.Module) -> Outline:
     return type(model).__qualname__, len(parameters), sum(each.numel() for each in parameters)
 
 
+def is_compiled(module: Any) -> bool:
+    """Return whether `torch.compile` has made a module."""
+    return type(module).__name__ == "OptimizedModule"
+
+
 def own_model(module: Any) -> Any:
     """Return the module inside of what `torch.compile` or `DataParallel` has made of it."""
-    inside = getattr(module, "_orig_mod", module)
+    inside = next(module.children()) if is_compiled(module) else module
     return inside.module if isinstance(inside, torch.nn.DataParallel) else inside
 
 
@@ -392,7 +397,7 @@ class ScriptModel:
         try:
             os.chdir(self.folder)
             self._run()
-        except _Found as found:
+        except _ModelFound as found:
             model = found.model
             _forget(found.__traceback__, model)
         except MemlabError:
@@ -447,7 +452,7 @@ class ScriptModel:
             if torch.is_grad_enabled():
                 model = own_model(module)
                 if outline_of_model(model) == self.outline:
-                    raise _Found(model)
+                    raise _ModelFound(model)
                 return own(module, *args, **kwargs)
             if depth[0] or kind_without_gradients() == GENERATION:
                 return own(module, *args, **kwargs)

@@ -12,7 +12,7 @@ import memlab
 from memlab.errors import MemlabError
 from memlab.tracing.person_script import Script
 from memlab.tracing.script_workload import (
-    Call,
+    LossCall,
     Of,
     Ref,
     Samples,
@@ -55,7 +55,7 @@ for step in range(5):
 
 
 def call(function, *args):
-    return Call(function=function, args=args, kwargs={}, is_autocast=False, has_grad=True)
+    return LossCall(function=function, args=args, kwargs={}, is_autocast=False, has_grad=True)
 
 
 def loss_of(*calls):
