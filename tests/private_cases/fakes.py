@@ -97,3 +97,11 @@ def _() -> None:
 
 
 there("._cuda_getCurrentRawStream", to="answer libraries that ask for the current stream")
+there("._cuda_getDriverVersion", to="answer scripts that ask for the version of the driver")
+
+
+@case("torch._subclasses.fake_tensor.FakeTensor.data", to="let scripts set the data of parameters")
+def _() -> None:
+    kind = at("torch._subclasses.fake_tensor.FakeTensor")
+    assert "data" not in vars(kind)
+    assert kind.data is torch.Tensor.data

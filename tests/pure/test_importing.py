@@ -245,7 +245,7 @@ def test_an_optimizer_of_some_parameters_is_said():
     layer = torch.nn.Linear(2, 2)
     groups = [{"params": [layer.weight], "lr": 0.1}, {"params": []}]
     reading = SourceReading({})
-    read_optimizer(reading, "optimizer", torch.optim.AdamW(groups), layer)
+    read_optimizer(reading, "optimizer", torch.optim.AdamW(groups), 2)
     found = reading.finish("a test")
     assert "1 parameters of 2" in field(found, "optimizer").why
     assert {"optimizer", "optimizer.param_groups"} == {each.name for each in found.not_imported}

@@ -277,7 +277,7 @@ def test_verify_and_inspect_run_in_the_worker_too():
     in_others |= {"measure_run", "predict_run"}  # test_whole_runs
     in_others |= {"accumulation", "per_sample"}  # test_accumulation_effect
     in_others |= {"loss"}  # test_several_losses
-    in_others |= {"predict_script"}  # test_person_script
+    in_others |= {"predict_script", "script_step"}  # test_person_script, test_script_step
     assert set(FUNCTIONS) == known | in_others
 
 
