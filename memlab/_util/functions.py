@@ -1,16 +1,44 @@
-"""The names of functions, and whether two of them are the same one, made by a call each."""
+"""The names of functions, whether two are the same one, and how others stand in for them."""
 
+import contextlib
 import functools
 import os
 import site
 import sysconfig
 import traceback
 import types
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from memlab._util.units import is_a, shown
+
+_MISSING = object()
+
+
+@contextlib.contextmanager
+def replaced(parts: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Let modules and classes have other attributes inside this context.
+
+    Afterwards they are as they were: what was inherited is inherited again.
+
+    Args:
+        parts: of each attribute its holder, its name, and what is there instead.
+
+    >>> with replaced([(site, "PREFIXES", [])]):
+    ...     site.PREFIXES
+    []
+    """
+    with contextlib.ExitStack() as stack:
+        for holder, name, value in parts:
+            own = vars(holder).get(name, _MISSING)
+            setattr(holder, name, value)
+            if own is _MISSING:
+                stack.callback(delattr, holder, name)
+            else:
+                stack.callback(setattr, holder, name, own)
+        yield
 
 
 def named(function: Any) -> str:

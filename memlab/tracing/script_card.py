@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from memlab._util.functions import replaced
 from memlab._util.torch_private import pytree
 from memlab._util.torch_private.tensors import DRIVER_VERSION, ENGINE, RAW_STREAM, FakeTensor
 from memlab._util.units import format_bytes
@@ -201,10 +202,7 @@ def found_by_script(
     named = _Named(device)
     with contextlib.ExitStack() as stack:
         stack.callback(named.end)
-        for holder, name, value in _replaced(named, card, allocator, streams):
-            own = vars(holder).get(name, _MISSING)
-            setattr(holder, name, value)
-            stack.callback(_put_back, holder, name, own)
+        stack.enter_context(replaced(_replaced(named, card, allocator, streams)))
         stack.enter_context(named)
         yield
 
@@ -213,14 +211,6 @@ def found_by_script(
 CUDA_VERSION, CUDNN_VERSION, NCCL_VERSION, DRIVER = "12.8", 91002, (2, 27, 5), 12080
 OLD_TYPES = ("FloatTensor", "DoubleTensor", "HalfTensor", "BFloat16Tensor", "ByteTensor",
              "CharTensor", "ShortTensor", "IntTensor", "LongTensor", "BoolTensor")  # fmt: skip
-_MISSING = object()
-
-
-def _put_back(holder: Any, name: str, own: Any) -> None:
-    if own is _MISSING:
-        delattr(holder, name)
-    else:
-        setattr(holder, name, own)
 
 
 def _replaced(

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
+from memlab._util.functions import replaced
 from memlab.tracing.simulated_ranks import alone_among
 from memlab.tracing.tracker import Tracker
 
@@ -39,8 +40,7 @@ def as_first_rank(ranks: int, tracker: Tracker) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
 
         def replace(holder: Any, name: str, value: Callable[..., Any]) -> None:
-            stack.callback(setattr, holder, name, getattr(holder, name))
-            setattr(holder, name, value)
+            stack.enter_context(replaced([(holder, name, value)]))
 
         groups: list[int] = []  # that are open, by their size
         dist: Any = torch.distributed

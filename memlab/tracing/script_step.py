@@ -27,6 +27,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from memlab._util.functions import replaced
 from memlab._util.torch_private.tensors import FakeTensor
 from memlab.devices.cards import Card
 from memlab.errors import UnsupportedError
@@ -253,7 +254,7 @@ class _StepWatch(TorchFunctionMode):
     def on(self) -> Iterator[None]:
         """Watch what happens inside this context."""
         utils: Any = torch.nn.utils
-        replaced = [
+        watched = [
             (torch.nn.Module, "__call__", self._called),
             (torch.autograd, "backward", self._goes_back),
             (torch.amp.GradScaler, "scale", self._scales),
@@ -261,11 +262,9 @@ class _StepWatch(TorchFunctionMode):
             (utils, "clip_grad_norm_", self._clips),
             (utils, "clip_grad_value_", self._clips_by_value),
         ]
+        parts = ((holder, name, make(getattr(holder, name))) for holder, name, make in watched)
         with contextlib.ExitStack() as stack:
-            for holder, name, make in replaced:
-                own = getattr(holder, name)
-                stack.callback(setattr, holder, name, own)
-                setattr(holder, name, make(own))
+            stack.enter_context(replaced(parts))
             stack.callback(register_optimizer_step_pre_hook(self._updates_by).remove)
             stack.enter_context(self)
             yield

@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 
+from memlab._util.functions import replaced
 from memlab._util.torch_private import pytree
 from memlab._util.torch_private.compiler import DYNAMO
 from memlab._util.torch_private.tensors import (
@@ -435,8 +436,7 @@ class ScriptModel:
                 found = found_by_script(host, self.card, LiveAllocator(None), Streams())
                 stack.enter_context(found)
             own: Any = torch.nn.Module.__call__
-            stack.callback(setattr, torch.nn.Module, "__call__", own)
-            torch.nn.Module.__call__ = self._watched(own)  # type: ignore[method-assign]
+            stack.enter_context(replaced([(torch.nn.Module, "__call__", self._watched(own))]))
             start(self.script)
 
     def _watched(self, own: Callable[..., Any]) -> Callable[..., Any]:

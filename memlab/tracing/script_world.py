@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from memlab._util.functions import replaced
 from memlab._util.torch_private import pytree
 from memlab._util.torch_private.tensors import FakeTensor, LoaderIterator, storage_key
 from memlab.tracing.recording import OpTrace
@@ -545,9 +546,7 @@ def around_script(
             # libraries in C write where the process is, and links lead them to what is there
             os.chdir(overlay.folder(os.getcwd()))
             replaced_parts += [*_files(overlay), (os, "getcwd", overlay.folder_of_script)]
-        for holder, name, value in replaced_parts:
-            stack.callback(setattr, holder, name, getattr(holder, name))
-            setattr(holder, name, value)
+        stack.enter_context(replaced(replaced_parts))
         stack.enter_context(_guard.around(overlay))
         try:
             yield

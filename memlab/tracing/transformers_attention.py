@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from memlab._util.functions import replaced
 from memlab.config import Attention
 from memlab.errors import UnsupportedError
 from memlab.tracing.attention_kernels import FLASH_HEAD_DIM, HALF, flash
@@ -206,14 +207,12 @@ def flex_attention_as_on_card(attention: str) -> Iterator[None]:
             "compiles it in a way that memlab does not know; measure it on the card, or install "
             "transformers 5.23"
         )
-    with contextlib.ExitStack() as stack:
-        for module, name, stand_in in (
-            (integration, COMPILED, _compiled),
-            (integration, MAKES_MASK, _block_mask),
-            (masks, MAKES_MASK, _block_mask),
-        ):
-            stack.callback(setattr, module, name, getattr(module, name))
-            setattr(module, name, stand_in)
+    stand_ins = (
+        (integration, COMPILED, _compiled),
+        (integration, MAKES_MASK, _block_mask),
+        (masks, MAKES_MASK, _block_mask),
+    )
+    with replaced(stand_ins):
         yield
 
 

@@ -3,6 +3,7 @@
 import json
 import multiprocessing.pool
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -16,6 +17,7 @@ from safetensors.torch import save_file
 import memlab
 from benchmarks.script_peaks import METER
 from memlab import MemlabError, Outcome, plots
+from memlab._util.torch_private.tensors import FakeTensor
 from memlab.devices import cards
 from memlab.prediction.predict_script import predict_script_in_process
 from memlab.prediction.run_result import RunResult
@@ -220,6 +222,33 @@ def test_nothing_outside_changes_and_the_script_finds_what_it_wrote(folder):
     assert (folder / "data" / "numbers.txt").read_text() == "1 2 3"
     ok(run(folder, "open('log.txt', 'w').write('x')", writes=True))
     assert (folder / "log.txt").read_text() == "x"
+
+
+def test_classes_of_torch_are_as_they_were(folder):
+    text = """
+    import torch
+    model = torch.nn.Linear(4, 4).cuda()
+    torch.save(model.state_dict(), "model.pt")
+    model.load_state_dict(torch.load("model.pt"))
+    model(torch.zeros(1, 4, device="cuda")).sum().backward()
+    """
+    kinds = (
+        torch.Tensor, FakeTensor, torch.UntypedStorage, torch.Generator, torch.nn.Module,
+        torch.nn.DataParallel, torch.optim.Optimizer, torch.amp.autocast_mode.autocast,
+    )  # fmt: skip
+    modules = (torch, torch.cuda, torch.cuda.memory, torch.version, torch.autograd, os, shutil)
+    ok(run(folder, "import torch"))  # torch sets some things once
+    before = [dict(vars(place)) for place in (*kinds, *modules)]
+    ok(run(folder, text))
+    after = [dict(vars(place)) for place in (*kinds, *modules)]
+    changed = [
+        (place.__name__, name)
+        for place, was, now in zip((*kinds, *modules), before, after, strict=True)
+        for name in was.keys() | now.keys()
+        if was.get(name) is not now.get(name)
+    ]
+    assert changed == []
+    assert "data_ptr" not in vars(torch.UntypedStorage), "it is inherited"
 
 
 def test_the_optimizer_has_the_parameters_that_were_moved(folder):

@@ -253,6 +253,7 @@ def parameters_made_of(fake: Callable[[torch.Tensor], torch.Tensor]) -> Iterator
         return nn.Parameter.__new__(cls, fake(data.detach()), *more, **named)
 
     own_new: Any = FakeTensor.__new__
+    kept_new = vars(FakeTensor)["__new__"]
 
     def new(cls: type, *given: Any, **named: Any) -> Any:
         """Return a parameter for `type(parameter)(data)`, as libraries copy the class of one.
@@ -277,7 +278,7 @@ def parameters_made_of(fake: Callable[[torch.Tensor], torch.Tensor]) -> Iterator
         yield
     finally:
         del FakeTensor.data
-        FakeTensor.__new__ = staticmethod(own_new)  # type: ignore[method-assign]
+        FakeTensor.__new__ = kept_new  # type: ignore[method-assign]
         del torch.Tensor._make_subclass
 
 
