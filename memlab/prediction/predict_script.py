@@ -52,7 +52,7 @@ def predict_script_in_process(
         memory_limit: bytes that its stages are compared with; on a card it finds no more.
         report: called as the prediction goes on; what it raises ends it.
     """
-    config = StepConfig()
+    config = StepConfig(batch_size=1)  # the size of `_program`, so that all stages count
     name = Path(script.path).name
     facts: dict[str, Any] = {
         "source": Source.PREDICTED,

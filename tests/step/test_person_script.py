@@ -79,13 +79,33 @@ def ok(found):
     return found
 
 
-def test_the_bytes_are_those_of_a_meter_outside_of_memlab(folder):
-    text = LOOP.format(workers=0).replace("range(2)", "range(1)")
-    found = ok(run(folder, text, "--hidden", "512", device="cpu", steps=100))
+WIDE_EVALUATION = """
+import torch
+model = torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 16, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    optimizer.zero_grad()
+    model(torch.randn(2, 1, 28, 28)).sum().backward()
+    optimizer.step()
+model.eval()
+with torch.no_grad():
+    model(torch.randn(64, 1, 28, 28))
+"""  # whose kernels take memory of their own, at a size that no step has
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        (LOOP.format(workers=0).replace("range(2)", "range(1)"), ["--hidden", "512"]),
+        (WIDE_EVALUATION, []),
+    ],
+)
+def test_the_bytes_are_those_of_a_meter_outside_of_memlab(folder, text, arguments):
+    found = ok(run(folder, text, *arguments, device="cpu", steps=100))
     (folder / "meter.py").write_text(METER)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     said = subprocess.run(
-        [sys.executable, "meter.py", "train.py", "--hidden", "512"],
+        [sys.executable, "meter.py", "train.py", *arguments],
         capture_output=True, text=True, check=True, cwd=folder, env=environment,
     )  # fmt: skip
     peak = int(said.stdout.split("peak ")[1])
