@@ -208,7 +208,7 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
     atexit.register(shutil.rmtree, folder)
     snapshot.write(folder / "snapshot.pickle", "shared frames", 10**5)
     opened = {"snapshot": memlab.open_snapshot(folder / "snapshot.pickle")}
-    (folder / "train.py").write_text("import torch; torch.ones(4)")
+    shutil.copy(Path(__file__).with_name("step_scripts") / "mlp.py", folder / "train.py")
     compared = SnapshotComparison(
         path="s.pickle", device="t4", workload_name="x", config=config, rows=(),
         measured_peak_bytes=2, predicted_peak_bytes=1, measured_peak_phase="forward",
@@ -276,6 +276,7 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         "plots.step_graph": {"table": graph}, "plots.rank_peaks": {"result": result},
         "plots.rank_timelines": {"result": result}, "plots.lengths": {"result": lengths},
         "plots.scaling": {"results": [result]}, "plots.run": {"result": ran},
+        "plots.run_timeline": {"result": ran},
         "plots.cost_changes": {"changes": memlab.compare(result, result)},
         "plots.placeholder": {"text": "x", "size": (1.0, 1.0)}, "plots.to_png": {"figure": figure},
         "plots.to_svg": {"figure": figure, "label": "x"}, "units.parse_bytes": {"value": "1GiB"},
