@@ -5,6 +5,7 @@ its tests pass. What a test may leave on it is put right here: its size, its the
 mouse. Left out: the notebook, whose cells `panel_page.run_cells` runs again.
 """
 
+import contextlib
 import os
 from typing import Any
 
@@ -98,3 +99,19 @@ class Pages:
         page.mouse.move(0, 0)
         if page.evaluate("() => document.body.dataset.jpThemeLight") == "false":
             lab_browser.set_theme(page, dark=False)
+
+
+@contextlib.contextmanager
+def saved_page(browser, file):
+    """Open a saved page, which must ask for nothing else and raise or log nothing."""
+    opened = browser.new_page(viewport={"width": 1366, "height": 900})
+    opened.asked, opened.wrong = [], []
+    opened.on("request", lambda request: opened.asked.append(request.url))
+    opened.on("pageerror", lambda error: opened.wrong.append(str(error)))
+    opened.on("console", lambda said: opened.wrong.append(said.text))
+    opened.goto(file.as_uri())
+    opened.wait_for_selector(".ml-chart canvas")
+    yield opened
+    assert opened.asked == [file.as_uri()], "it asks nobody else"
+    assert opened.wrong == []
+    opened.close()

@@ -4,7 +4,7 @@ import pytest
 
 from memlab._panel.run_page import run_page
 from tests.store_parts import a_fault, a_script_run
-from tests.system.browser.pages import NEXT_FRAME, violations
+from tests.system.browser.pages import NEXT_FRAME, saved_page, violations
 
 SAID = "Loops were ended early <i>."
 
@@ -18,17 +18,8 @@ def saved(tmp_path_factory):
 
 @pytest.fixture
 def page(browser, saved):
-    opened = browser.new_page(viewport={"width": 1366, "height": 900})
-    opened.asked, opened.wrong = [], []
-    opened.on("request", lambda request: opened.asked.append(request.url))
-    opened.on("pageerror", lambda error: opened.wrong.append(str(error)))
-    opened.on("console", lambda said: opened.wrong.append(said.text))
-    opened.goto(saved.as_uri())
-    opened.wait_for_selector(".ml-chart canvas")
-    yield opened
-    assert opened.asked == [saved.as_uri()], "it asks nobody else"
-    assert opened.wrong == []
-    opened.close()
+    with saved_page(browser, saved) as opened:
+        yield opened
 
 
 def test_it_says_the_verdict_the_lines_the_faults_and_what_is_assumed(page):

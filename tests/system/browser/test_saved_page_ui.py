@@ -6,7 +6,7 @@ import pytest
 
 import memlab
 from memlab import StepConfig
-from tests.system.browser.pages import NEXT_FRAME
+from tests.system.browser.pages import NEXT_FRAME, saved_page
 
 
 @pytest.fixture(scope="module")
@@ -24,17 +24,8 @@ def saved(tmp_path_factory):
 
 @pytest.fixture
 def page(browser, saved):
-    opened = browser.new_page(viewport={"width": 1366, "height": 900})
-    opened.asked, opened.wrong = [], []
-    opened.on("request", lambda request: opened.asked.append(request.url))
-    opened.on("pageerror", lambda error: opened.wrong.append(str(error)))
-    opened.on("console", lambda said: opened.wrong.append(said.text))
-    opened.goto(saved.as_uri())
-    opened.wait_for_selector(".ml-chart canvas")
-    yield opened
-    assert opened.asked == [saved.as_uri()], "it asks nobody else"
-    assert opened.wrong == []
-    opened.close()
+    with saved_page(browser, saved) as opened:
+        yield opened
 
 
 def badge(page):
