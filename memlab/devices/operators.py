@@ -63,7 +63,10 @@ _new = tuple.__new__  # a NamedTuple's own __new__ takes twice as long
 def signature_of(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Signature:
     """Return the signature of a call as a `TorchDispatchMode` sees it; takes a few microseconds."""
     keys = () if not kwargs else tuple([(k, _key(kwargs[k])) for k in sorted(kwargs)])
-    return _name(func), tuple([_key(value) for value in args]), keys
+    name, values = _name(func), tuple([_key(value) for value in args])
+    if name == RNN_FORWARD:  # its last argument, `train`, is not what its kernel goes by
+        values = (*values[:-1], TRUE if torch.is_grad_enabled() else FALSE)
+    return name, values, keys
 
 
 @functools.cache
@@ -335,7 +338,7 @@ CPU = torch.device("cpu")
 # Norms keep these in the format of their weight, but fake tensors have that of the input (bf16).
 STATISTICS = frozenset({"save_mean", "save_invstd", "save_var", "mean", "rstd"})
 RECURRENT = "aten.mkldnn_rnn_layer"  # its sequences have three dimensions, time first
-RNN_BACKWARD = f"{RECURRENT}_backward.default"
+RNN_FORWARD, RNN_BACKWARD = f"{RECURRENT}.default", f"{RECURRENT}_backward.default"
 GROUPED = "aten._grouped_mm.default"
 # Functions of whole matrices take as long as a number of products of these matrices: LAPACK's
 # singular values and eigenvalues about ten, a matrix exponential up to twenty.
@@ -361,11 +364,21 @@ class OperatorCall(NamedTuple):
         return leaf_tensors([self.args, self.kwargs])
 
 
+class _WithoutGradients(OperatorCall):
+    """A recurrent layer of oneDNN in inference, where it returns no workspace."""
+
+    def __call__(self) -> Any:
+        with torch.no_grad():
+            *outputs, _ = self.func(*self.args, **self.kwargs)
+        return [*outputs, torch.empty(0)]  # as many as fake tensors have
+
+
 @contextlib.contextmanager
 def as_in_training() -> Iterator[None]:
     """Run the kernels that a training step runs, without autograd, and restore the random state.
 
-    Gradients are enabled, because oneDNN's recurrent layers allocate their reserve only then.
+    Gradients are enabled, because oneDNN's recurrent layers allocate their reserve only then. One
+    whose signature says that it ran without them runs without them here too.
     """
     with (
         torch.random.fork_rng(devices=[]),
@@ -410,6 +423,8 @@ def build(signature: Signature, whole: int = 0, device: torch.device = CPU) -> O
     call = OperatorCall(*call_of(signature, lambda spec: _make(spec, whole, device, is_small)))
     if device.type != "cpu":  # signatures have no device, and factories default to a CPU
         return OperatorCall(call.func, call.args, call.kwargs | _device(call.func, device))
+    if signature[0] == RNN_FORWARD and not call.args[-1]:
+        return _WithoutGradients(*call)
     special = {RNN_BACKWARD: _with_workspace, GROUPED: _with_even_groups}.get(signature[0])
     return call if special is None else special(call)
 

@@ -92,10 +92,19 @@ with torch.no_grad():
     model(torch.randn(64, 1, 28, 28))
 """  # whose kernels take memory of their own, at a size that no step has
 
+RECURRENT_EVALUATION = """
+import torch
+model = torch.nn.LSTM(28, 64, batch_first=True)
+model(torch.randn(16, 28, 28))[0].sum().backward()
+with torch.no_grad():
+    model(torch.randn(1000, 28, 28))
+"""  # whose kernel has a workspace with gradients, and another without them
+
 
 @pytest.mark.parametrize(
     ("text", "arguments"),
     [
+        (RECURRENT_EVALUATION, []),
         (LOOP.format(workers=0).replace("range(2)", "range(1)"), ["--hidden", "512"]),
         (WIDE_EVALUATION, []),
     ],
