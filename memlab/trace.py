@@ -72,7 +72,8 @@ class Place:
     def __str__(self) -> str:
         """Return for instance "backward of micro-batch 2, in encoder.layer.3 (aten::addmm)"."""
         text = str(self.phase)
-        if self.phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD):
+        per_batch = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD)
+        if self.phase in per_batch and self.micro_batch >= 0:
             text += f" of micro-batch {self.micro_batch + 1}"
         if where := f"the loss: {self.loss}" if self.loss else self.module:
             text += f", in {where}"
@@ -114,7 +115,10 @@ class Holding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """One phase of one micro-batch of one step (step -1 is outside of any step)."""
+    """One phase of one micro-batch of one step (step -1 is outside of any step).
+
+    What a script does between its steps, loading included, is `Phase.DATA` of micro-batch -1.
+    """
 
     step: int
     phase: Phase

@@ -23,7 +23,7 @@ from memlab.prediction.predict import MOST_UNKNOWN, versions_of, width_of_second
 from memlab.prediction.predict_run import RunRecording, stages_of, summary_of, with_judgement
 from memlab.prediction.run_result import LineHolding, RunResult, text_of
 from memlab.prediction.run_settings import TrainingRun
-from memlab.prediction.run_stages import timeline_of_run
+from memlab.prediction.run_stages import peaks_of_stages, timeline_of_run
 from memlab.prediction.script_faults import Peaks, faults_of
 from memlab.result import Outcome, Source
 from memlab.running import Report
@@ -150,7 +150,8 @@ def _program(recorded: ScriptRecording) -> Program:
 
 def _at_peak(recorded: ScriptRecording, trace: Trace, program: Program) -> dict[str, Any]:
     """Return what holds the peak of the run, by line and by module, as fields of a result."""
-    peak = int(np.argmax(np.cumsum(trace.nbytes)))
+    live = np.cumsum(trace.nbytes)
+    peak = max((row for *_, row in peaks_of_stages(trace, recorded.names, live)), key=live.item)
     step = max(trace.intervals[trace.interval[peak]].step, 0)
     blocks, layout = step_memory(trace, step).blocks, program.layout
     found: dict[tuple[Line, str], list[int]] = {}

@@ -435,9 +435,11 @@ def _is_in_the_making(trace: Trace) -> npt.NDArray[np.bool_]:
     """Return in which rows a batch is not complete yet.
 
     How a loader makes it is its own affair: it may have processes for that. Here a workload makes
-    it, and on a CPU memlab copies it.
+    it, and on a CPU memlab copies it. A script that makes its batches itself holds what it makes.
     """
-    is_data = np.array([interval.phase is Phase.DATA for interval in trace.intervals])
+    is_data = np.array([
+        interval.phase is Phase.DATA and interval.micro_batch >= 0 for interval in trace.intervals
+    ])  # fmt: skip
     goes_on = np.append(trace.interval[1:] == trace.interval[:-1], False)
     found: npt.NDArray[np.bool_] = is_data[trace.interval] & goes_on
     return found

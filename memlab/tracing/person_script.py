@@ -53,7 +53,7 @@ from memlab.tracing.script_course import BETWEEN, SAVING, Course, Enough, named_
 from memlab.tracing.script_facts import NOWHERE, Casts, Change, Facts, Line, Watcher
 from memlab.tracing.script_ranks import as_first_rank, of_ranks
 from memlab.tracing.script_world import around_script
-from memlab.tracing.tracker import NO_OPERATORS, Tracker, is_view, record_fake
+from memlab.tracing.tracker import NO_OPERATORS, Tracker, is_of_list, is_view, record_fake
 from memlab.tracing.unknown import Guesses
 from memlab.tracing.values import for_real, tensors_in
 
@@ -177,8 +177,10 @@ class ScriptTracker(Tracker):
             return super().__torch_dispatch__(func, types, args, kwargs)
         with for_real():
             out = func(*args, **(kwargs or {}))
-        if self.device_type == "cpu" and not is_view(func):
-            self._note(func, signature_of(func, args, kwargs or {}), args, out)
+        if self.device_type == "cpu":
+            signature = None if is_view(func) else signature_of(func, args, kwargs or {})
+            if signature is not None or is_of_list(func, args):
+                self._note(func, signature, args, out)
         return out
 
     def mark(self, step: int, phase: Phase, micro_batch: int) -> None:

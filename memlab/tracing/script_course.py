@@ -21,7 +21,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ from torch.optim.optimizer import (
 from memlab._util.torch_private import pytree
 from memlab._util.torch_private.tensors import storage_key
 from memlab.memory.meter import name_of_class
-from memlab.trace import Interval, Phase
+from memlab.trace import Phase
 from memlab.tracing.recording import OpTrace
 from memlab.tracing.script_facts import Action, Facts, Watcher
 from memlab.tracing.tracker import Tracker
@@ -162,8 +162,12 @@ class Course:
             for (holder, name), function in own.items():
                 setattr(holder, name, function)
 
-    def load(self, iterator: Any) -> None:
-        """Note that an iterator of a loader is asked for a batch.
+    def load(self, iterator: Any, has_workers: bool) -> AbstractContextManager[None]:
+        """Note that an iterator of a loader is asked for a batch, which is loaded in the context.
+
+        Args:
+            iterator: of a `DataLoader`.
+            has_workers: whether the script has the batch made in other processes.
 
         Raises:
             StopIteration: the loop has shown what it does.
@@ -185,7 +189,14 @@ class Course:
             self._begin()
         elif self._kind not in ("", STEP):
             self._micro_batch += 1
+        self._mark_own()
+        return self._elsewhere() if has_workers else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _elsewhere(self) -> Iterator[None]:
         self._mark(Phase.DATA)
+        yield
+        self._mark_own()
 
     @property
     def _is_over(self) -> bool:
@@ -202,6 +213,9 @@ class Course:
         """
         if self._is_last:
             self.is_cut = True
+            intervals = self._tracker.recording.intervals
+            if intervals[-1].phase is Phase.DATA:  # of another step like those that were counted
+                intervals[-1] = replace(intervals[-1], micro_batch=0)
             self._end_training()
             raise Enough
 
@@ -224,13 +238,18 @@ class Course:
     def _mark(self, phase: Phase) -> None:
         self._tracker.mark(len(self.names) - 1, phase, self._micro_batch)
 
+    def _mark_own(self) -> None:
+        """Note that what follows is the script's own work between its steps."""
+        self._tracker.mark(len(self.names) - 1, Phase.DATA, -1)
+
     def _become(self, kind: str, *, anew: bool = False) -> None:
         """Note what the stage is for; begin another if it is for something else."""
         if self._kind not in ("", kind) or not self.names or anew:
-            intervals = self._tracker.recording.intervals
+            intervals, at = self._tracker.recording.intervals, -1
             self._begin()
-            if intervals[-1].phase is Phase.DATA:  # its batch is loaded already
-                intervals[-1] = Interval(step=len(self.names) - 1, phase=Phase.DATA)
+            while intervals[at].phase is Phase.DATA:  # its batch is loaded already
+                intervals[at] = replace(intervals[at], step=len(self.names) - 1)
+                at -= 1
         if self._kind != kind:
             self.names[-1] = FIRST if kind == STEP and FIRST not in self.names else kind
 
@@ -324,7 +343,7 @@ class Course:
         yield
         self._has_gradients = True
         self._micro_batch += 1
-        self._mark(Phase.DATA)
+        self._mark_own()
 
     @contextlib.contextmanager
     def _zeroed(self) -> Iterator[None]:
@@ -339,7 +358,7 @@ class Course:
         self._mark(Phase.FORWARD)
         yield
         self._begin()
-        self._mark(Phase.DATA)
+        self._mark_own()
 
     def _update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._become(STEP)
@@ -360,7 +379,7 @@ class Course:
         self._is_last = self._is_over and (not self._is_asked or self._training_loops >= MOST_LOOPS)
         self._is_asked = False
         self._begin()
-        self._mark(Phase.DATA)
+        self._mark_own()
 
 
 def named_by_use(names: list[str], recording: OpTrace, facts: Facts) -> list[str]:

@@ -25,6 +25,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -281,23 +282,36 @@ def _files(overlay: Overlay) -> Iterator[tuple[Any, str, Any]]:
     yield shutil, "_use_fd_functions", False
 
 
-def _loaders(load: Callable[[Any], None]) -> Iterator[tuple[Any, str, Any]]:
+Load = Callable[[Any, bool], contextlib.AbstractContextManager[None]]
+
+
+def _loaders(load: Load) -> Iterator[tuple[Any, str, Any]]:
     """Yield what is replaced, so that loaders work in this process and ask before each batch."""
     kind: Any = DataLoader
     init, following = kind.__init__, LoaderIterator.__next__
-    signature = inspect.signature(init)
+    signature, iterate = inspect.signature(init), kind.__iter__
+    with_workers: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders, and iterators of these
 
     def made(self: Any, *args: Any, **options: Any) -> None:
         given = signature.bind(self, *args, **options).arguments
         alone = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False,
                  "pin_memory": False, "timeout": 0, "multiprocessing_context": None}  # fmt: skip
         init(**{**given, **{name: value for name, value in alone.items() if name in given}})
+        if given.get("num_workers"):
+            with_workers.add(self)
+
+    def iterator(self: Any) -> Any:
+        found = iterate(self)
+        if self in with_workers:
+            with_workers.add(found)
+        return found
 
     def next_batch(self: Any) -> Any:
-        load(self)
-        return following(self)
+        with load(self, self in with_workers):
+            return following(self)
 
     yield kind, "__init__", functools.wraps(init)(made)
+    yield kind, "__iter__", iterator
     yield LoaderIterator, "__next__", next_batch
 
 
@@ -520,13 +534,11 @@ def _mirrored(folder: str, home: str) -> str:
 
 
 @contextlib.contextmanager
-def around_script(
-    load: Callable[[Any], None], recording: OpTrace, home: str, *, writes: bool
-) -> Iterator[None]:
+def around_script(load: Load, recording: OpTrace, home: str, *, writes: bool) -> Iterator[None]:
     """Keep what a script does outside of this process within a folder.
 
     Args:
-        load: called with the iterator of a loader before each of its batches.
+        load: called around each batch of a loader, with its iterator and whether it has workers.
         recording: whose notes say what was done in another way than the script asks for.
         home: that folder, of all attempts.
         writes: whether the script may write its files where it would.

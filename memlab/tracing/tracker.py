@@ -353,7 +353,7 @@ class Tracker(TorchDispatchMode):
             self._place(operator, func, args)
         recording.operators.append(operator)
         self.blocks.note_arguments(args)
-        if signature is None and func is not aten.lift_fresh.default:  # what torch.tensor makes
+        if signature is None and not is_of_list(func, args):
             return
 
         if self._notes_arguments:
@@ -435,6 +435,12 @@ def is_view(func: Any) -> bool:
     return bool(returns) and all(
         r.alias_info is not None and not r.alias_info.is_write for r in returns
     )
+
+
+def is_of_list(func: Any, args: Any) -> bool:
+    """Return whether it is given what `torch.tensor` made of a list: an array keeps its memory."""
+    made: bool = func is aten.lift_fresh.default and args[0].untyped_storage().resizable()
+    return made
 
 
 @functools.cache

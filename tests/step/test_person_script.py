@@ -101,9 +101,27 @@ with torch.no_grad():
 """  # whose kernel has a workspace with gradients, and another without them
 
 
+OWN_DATA = """
+import numpy, torch
+class Made(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, _):
+        of_list, of_array = torch.tensor(list(range(30_000))) + 0, torch.tensor(numpy.arange(9_000))
+        return of_list, of_array, torch.from_numpy(numpy.arange(50_000))
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for of_list, *_ in torch.utils.data.DataLoader(Made(), batch_size=None):
+    optimizer.zero_grad()
+    model(of_list[:4].float()).mean().backward()
+    optimizer.step()
+"""  # which makes more while it loads than its step holds, in this process
+
+
 @pytest.mark.parametrize(
     ("text", "arguments"),
     [
+        (OWN_DATA, []),
         (RECURRENT_EVALUATION, []),
         (LOOP.format(workers=0).replace("range(2)", "range(1)"), ["--hidden", "512"]),
         (WIDE_EVALUATION, []),
