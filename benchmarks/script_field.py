@@ -70,9 +70,17 @@ def _on_cpu(script: Path, arguments: list[str], environment: dict[str, str]) -> 
     found = _run("cpu", ["--steps", str(ALL_STEPS)], script, arguments, environment)
     if found["outcome"] != "ok":
         return {"said": found["message"]}
-    peak = metered(script.name, *arguments, cwd=script.parent, env=os.environ | environment)[0]
+    around: dict[str, Any] = {"cwd": script.parent, "env": os.environ | environment}
+    peak = metered(script.name, *arguments, **around)[0]
+    start = time.perf_counter()
+    command = [sys.executable, script.name, *arguments]
+    subprocess.run(command, capture_output=True, check=True, stdin=subprocess.DEVNULL, **around)
+    plain = time.perf_counter() - start
     error = abs(found["peak"] - peak) / peak
-    return {"metered": peak, "on cpu": found["peak"], "error": error, "said": found["message"]}
+    return {
+        "metered": peak, "on cpu": found["peak"], "error": error, "said": found["message"],
+        "plain seconds": plain, "times as long": found["seconds"] / plain,
+    }  # fmt: skip
 
 
 def _run(
@@ -112,8 +120,10 @@ def _on_all(rows: list[dict[str, Any]]) -> dict[str, Any]:
         return found
     median, most = statistics.median(errors), max(errors)
     is_met = median <= MEDIAN_GOAL and most <= MOST_GOAL
+    times = [row["times as long"] for row in rows if "times as long" in row]
     return found | {"on cpu": len(errors), "median error": median, "largest": most,
-                    "goal": report.verdict(is_met)}  # fmt: skip
+                    "goal": report.verdict(is_met), "times as long": statistics.median(times),
+                    "longest": max(times)}  # fmt: skip
 
 
 def main() -> None:
@@ -138,7 +148,7 @@ def main() -> None:
             print(found["outcome"], found["seconds"], found["script"], found["message"], flush=True)
             content = {**before, **_on_all([*rows.values()]), "scripts": [*rows.values()]}
             given.out.write_text(json.dumps(content, indent=1) + "\n")
-    shown = ("script", "outcome", "peak", "metered", "on cpu", "error")
+    shown = ("script", "outcome", "peak", "metered", "on cpu", "error", "times as long")
     report.show(
         "scripts of others, peaks in bytes",
         [{name: row.get(name) for name in shown} for row in rows.values()],

@@ -64,8 +64,8 @@ def signature_of(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any
     """Return the signature of a call as a `TorchDispatchMode` sees it; takes a few microseconds."""
     keys = () if not kwargs else tuple([(k, _key(kwargs[k])) for k in sorted(kwargs)])
     name, values = _name(func), tuple([_key(value) for value in args])
-    if name == RNN_FORWARD:  # its last argument, `train`, is not what its kernel goes by
-        values = (*values[:-1], TRUE if torch.is_grad_enabled() else FALSE)
+    if name == RNN_FORWARD and not torch.is_grad_enabled():  # its kernel does not go by `train`
+        values = (*values[:-1], None)
     return name, values, keys
 
 
@@ -423,8 +423,8 @@ def build(signature: Signature, whole: int = 0, device: torch.device = CPU) -> O
     call = OperatorCall(*call_of(signature, lambda spec: _make(spec, whole, device, is_small)))
     if device.type != "cpu":  # signatures have no device, and factories default to a CPU
         return OperatorCall(call.func, call.args, call.kwargs | _device(call.func, device))
-    if signature[0] == RNN_FORWARD and not call.args[-1]:
-        return _WithoutGradients(*call)
+    if signature[0] == RNN_FORWARD and call.args[-1] is None:
+        return _WithoutGradients(call.func, [*call.args[:-1], False], call.kwargs)
     special = {RNN_BACKWARD: _with_workspace, GROUPED: _with_even_groups}.get(signature[0])
     return call if special is None else special(call)
 
