@@ -342,7 +342,7 @@ def _growing(
     found: dict[Line, list[int]] = defaultdict(list)
     for (line, name, _), group in made.items():
         if len(group) >= REPETITIONS:
-            is_chain = name == JOINS and _joined(run, group) >= REPETITIONS - 1
+            is_chain = name == JOINS and _joined(run, group, ends) >= REPETITIONS - 1
             if is_chain or _most_rounds(run, group, ends) >= REPETITIONS:
                 found[line] += group
     yield from found.items()
@@ -356,14 +356,15 @@ def _most_rounds(run: _ScriptRun, group: Sequence[int], ends: Sequence[int]) -> 
     return max(len(set(rounds[each].tolist())) for each in alive)
 
 
-def _joined(run: _ScriptRun, group: Sequence[int]) -> int:
-    """Return how often a block of a group is joined with more to a larger one of the group."""
+def _joined(run: _ScriptRun, group: Sequence[int], ends: Sequence[int]) -> int:
+    """Return how often a block of a group is joined with more to a larger one of a later round."""
     by_operator = {run.recording.blocks[block].operator: block for block in group}
     return sum(
         run.sizes[by_operator[reader]] > run.sizes[block]
         for block in group
         for reader in run.reads.get(block, ())
         if reader in by_operator
+        if run.round(by_operator[reader], ends) > run.round(block, ends)
     )
 
 

@@ -55,7 +55,14 @@ def faults(tmp_path, monkeypatch):
     return find
 
 
-@pytest.mark.parametrize("more", ["print(loss.item())", "kept.append(loss.detach())", "del out"])
+LONGER = """longer = out.detach()
+    for _ in range(4):
+        longer = torch.cat([longer, out.detach()], 1)"""  # within a step, and nothing of the last
+
+
+@pytest.mark.parametrize(
+    "more", ["print(loss.item())", "kept.append(loss.detach())", "del out", LONGER]
+)
 def test_a_clean_loop_has_none(faults, more):
     assert not faults(STEP.format(more=more))
 
