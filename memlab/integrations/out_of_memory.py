@@ -7,7 +7,7 @@ the numbers that decide it. A snapshot and a result of the workload decide what 
 The forms are those of `c10/cuda/CUDACachingAllocator.cpp` (torch 1.0 to 2.9; "cached" of 1.0 to 1.3
 is reserved without what is allocated), `c10/xpu/XPUCachingAllocator.cpp`,
 `aten/src/ATen/mps/MPSAllocator.mm` (its GB are 2**30 bytes) and `c10/core/impl/alloc_cpu.cpp`; of
-libraries those of cuBLAS, cuDNN, NCCL, bitsandbytes (`csrc/pythonInterface.cpp`) and vLLM's cache.
+libraries those of cuBLAS, cuDNN, NCCL, bitsandbytes (the macro of CUDA's samples), vLLM's cache.
 Left out: the texts of JAX and TensorFlow, which are named and not read.
 """
 
@@ -58,8 +58,8 @@ NEXT: Mapping[CauseName, str] = {
     CauseName.FRAGMENTATION: "PYTORCH_ALLOC_CONF=expandable_segments:True (before torch 2.9: "
     "PYTORCH_CUDA_ALLOC_CONF)",
     CauseName.OTHER_PROCESS: "nvidia-smi: end it, or take another card by CUDA_VISIBLE_DEVICES",
-    CauseName.LIMIT: "torch.cuda.set_per_process_memory_fraction, or what the driver or the system "
-    "lets one process have",
+    CauseName.LIMIT: "torch.cuda.set_per_process_memory_fraction, vLLM's gpu_memory_utilization, "
+    "or what the driver or the system lets one process have",
     CauseName.LEAK: "torch.cuda.memory_allocated() at the end of several steps, or memlab.watch; "
     "a sum of losses that are not .item() is the usual one",
     CauseName.EVALUATION: "torch.no_grad(), a smaller batch there, outputs moved to the CPU "
@@ -310,10 +310,7 @@ def _of_card(error: _Error) -> tuple[_Verdicts, list[str]]:
     elif asked and asked.low > MOST_OF_A_CARD:
         verdicts[CauseName.REQUEST] = POSSIBLE, f"{asked} in one piece is more than most cards have"
     if "can NOT allocate memory block" in error.words:
-        verdicts[CauseName.LIMIT] = (
-            LIKELY,
-            "the driver gives no piece of that size, says the message",
-        )
+        verdicts[CauseName.LIMIT] = LIKELY, "the driver gives no piece of that size"
     if asked is None or free is None:
         verdicts |= _of_mps(sizes) if "allowed_bytes" in sizes else {}
         return verdicts, notes
@@ -462,9 +459,9 @@ def _hints(error: _Error, verdicts: _Verdicts) -> _Verdicts:
     text, found = error.text, {}
     trains = TRAINS.search(text)
     own = [] if trains else [name for frame in _own_frames(text) for name in (frame[2], frame[0])]
-    evaluates = EVALUATES.search(text) or next(
-        filter(None, map(EVALUATES_BY_NAME.search, own)), None
-    )
+    evaluates = EVALUATES.search(text)
+    for name in own:
+        evaluates = evaluates or EVALUATES_BY_NAME.search(name)
     if evaluates:
         found[CauseName.EVALUATION] = LIKELY, f"the traceback has {evaluates.group().strip()!r}"
     elif trains:
@@ -505,26 +502,24 @@ WHAT = {
     SHARED: "The shared memory of the host (/dev/shm) ran out.",
     FOREIGN: "This is a message of TensorFlow or JAX, which memlab does not read.",
 }
-FULL = "the card has no room left, which any cause can have brought about"
+FULL = "it may hold what is missing; the message does not say"
 
 
 def _of_error(error: _Error) -> tuple[_Verdicts, list[str]]:
     if error.kind == CARD:
         return _of_card(error)
-    on_card = "the failed request was on the card"
+    no_shm = EXCLUDED, "the message is not that of a full /dev/shm"
     if error.kind == BARE:  # page-locked memory of the host fails with the same words
-        return {CauseName.SHARED: (EXCLUDED, on_card)}, []
+        return {CauseName.SHARED: no_shm}, []
     if error.kind in (LIBRARY, CACHE):
         found = dict.fromkeys((CauseName.STEP, CauseName.OTHER_PROCESS), (POSSIBLE, FULL))
-        found |= dict.fromkeys((CauseName.HOST, CauseName.SHARED), (EXCLUDED, on_card))
+        found[CauseName.HOST] = EXCLUDED, "the failed request was on the card"
+        found[CauseName.SHARED] = no_shm
         if error.kind == CACHE:
             share = "gpu_memory_utilization is the share of the card that vLLM may take"
             return {**found, CauseName.LIMIT: (POSSIBLE, share)}, []
-        found[CauseName.LIBRARY] = (
-            POSSIBLE,
-            "it asked for the memory; what filled the card is not said",
-        )
-        if error.words.startswith("Error out"):  # bitsandbytes pages its state to the host
+        found[CauseName.LIBRARY] = POSSIBLE, "it asked; the message does not say who holds the card"
+        if "pythonInterface" in error.words:  # where bitsandbytes pages its state to the host
             found[CauseName.HOST] = POSSIBLE, "a paged optimizer takes memory of the host too"
         return found, []
     here: _Verdicts = dict.fromkeys(
@@ -534,7 +529,7 @@ def _of_error(error: _Error) -> tuple[_Verdicts, list[str]]:
         here[CauseName.SHARED] = LIKELY, "workers pass their batches through /dev/shm"
         here[CauseName.HOST] = POSSIBLE, "a host without free memory can end so too"
         return here, []
-    here[CauseName.SHARED] = EXCLUDED, "the message is not that of a full /dev/shm"
+    here[CauseName.SHARED] = no_shm
     asked = error.sizes.get("requested_bytes")
     if asked:
         here[CauseName.STEP] = POSSIBLE, f"a tensor of {asked} was asked for"
