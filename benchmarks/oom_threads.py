@@ -1,12 +1,21 @@
 """How often `memlab.explain_error` finds the cause that a public thread found.
 
 `oom_threads.json` has, of each thread, its address, the message that it quotes, the cause and who
-found it. Right: the cause is likely, or it and at most one other are the only possible ones where
-none is likely. Confident and wrong: another cause is likely and the true one is excluded. The rules
-were written with the threads for development; those held out were first run afterwards: 12 of 20
-right, none confident and wrong. Then what is a class of error was mended (two forms of a host's
-message, a request without the card's capacity, a context's share in old messages), so a later
-number is not one of threads held out. Messages are quoted without the advice at their end.
+found it. The verdicts:
+
+- right: the cause is likely, or it and at most one other are the only possible ones where none is
+  likely;
+- wrong: the cause is excluded;
+- another likely: only others are likely, and the cause is not excluded;
+- undecided: nothing is likely, which is what memlab says;
+- not read: memlab recognised no error.
+
+The rules were written with the threads for development; those held out were first run afterwards:
+12 of 20 right, none wrong. Then what is a class of error was mended (two forms of a host's message,
+a request without the card's capacity, a context's share in old messages), so a later number is not
+one of threads held out. Fifteen more, of other forms and kinds, were then written down before they
+were run; `first_sight` is what came out, before classes of error were mended again. Messages are
+quoted without the advice at their end.
 
     python -m benchmarks.oom_threads
 """
@@ -30,10 +39,12 @@ def judged(thread: dict[str, Any]) -> dict[str, Any]:
     cause = thread["cause"]
     if cause in likely or (not likely and cause in possible and len(possible) <= 2):
         verdict = "right"
-    elif likely and cause in map(str, found.of_verdict("excluded")):
-        verdict = "confident and wrong"
+    elif cause in map(str, found.of_verdict("excluded")):
+        verdict = "wrong"
+    elif likely:
+        verdict = "another likely"
     else:
-        verdict = "undecided"
+        verdict = "undecided" if found.causes else "not read"
     return {**thread, "likely": likely, "possible": possible, "verdict": verdict}
 
 
@@ -42,21 +53,27 @@ def main() -> None:
     given, before = report.options(__file__, __doc__ or ""), report.environment()
     rows = [judged(thread) for thread in json.loads(THREADS.read_text(encoding="utf-8"))]
     counts = {}
-    for group in ("development", "held out"):
+    for group in ("development", "held out", "second held out"):
         chosen = [row for row in rows if row["for"] == group]
         shown = [
             {"thread": row["address"].removeprefix("https://github.com/"), "cause": row["cause"],
-             "verdict": row["verdict"], "likely": ", ".join(row["likely"]),
+             "at first sight": row.get("first_sight", ""), "verdict": row["verdict"],
+             "likely": ", ".join(row["likely"]),
              "possible": ", ".join(row["possible"])}
             for row in chosen
         ]  # fmt: skip
         report.show(group, shown)
         counts[group] = Counter(row["verdict"] for row in chosen)
         print(f"{group}: {dict(counts[group])} of {len(chosen)}")
-    held = counts["held out"]
-    is_met = held["right"] >= LEAST_RIGHT and not held["confident and wrong"]
-    print(f"goal, {LEAST_RIGHT} right and none confident and wrong: {report.verdict(is_met)}")
-    report.write(given, before, {"counts": counts, "threads": rows})
+    first = Counter(row["first_sight"] for row in rows if "first_sight" in row)
+    print(f"second held out, at first sight: {dict(first)}")
+    is_met = counts["held out"]["right"] >= LEAST_RIGHT and not any(
+        count["wrong"] for count in counts.values()
+    )
+    print(
+        f"goal, {LEAST_RIGHT} right of the first held out and none wrong: {report.verdict(is_met)}"
+    )
+    report.write(given, before, {"counts": counts, "first_sight": first, "threads": rows})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ the numbers that decide it. A snapshot and a result of the workload decide what 
 
 The forms are those of `c10/cuda/CUDACachingAllocator.cpp` (torch 1.0 to 2.9; "cached" of 1.0 to 1.3
 is reserved without what is allocated), `c10/xpu/XPUCachingAllocator.cpp`,
-`aten/src/ATen/mps/MPSAllocator.mm` (its GB are 2**30 bytes) and `c10/core/impl/alloc_cpu.cpp`.
+`aten/src/ATen/mps/MPSAllocator.mm` (its GB are 2**30 bytes) and `c10/core/impl/alloc_cpu.cpp`; of
+libraries those of cuBLAS, cuDNN, NCCL, bitsandbytes (the macro of CUDA's samples), vLLM's cache.
 Left out: the texts of JAX and TensorFlow, which are named and not read.
 """
 
@@ -57,8 +58,8 @@ NEXT: Mapping[CauseName, str] = {
     CauseName.FRAGMENTATION: "PYTORCH_ALLOC_CONF=expandable_segments:True (before torch 2.9: "
     "PYTORCH_CUDA_ALLOC_CONF)",
     CauseName.OTHER_PROCESS: "nvidia-smi: end it, or take another card by CUDA_VISIBLE_DEVICES",
-    CauseName.LIMIT: "torch.cuda.set_per_process_memory_fraction, or what the driver or the system "
-    "lets one process have",
+    CauseName.LIMIT: "torch.cuda.set_per_process_memory_fraction, vLLM's gpu_memory_utilization, "
+    "or what the driver or the system lets one process have",
     CauseName.LEAK: "torch.cuda.memory_allocated() at the end of several steps, or memlab.watch; "
     "a sum of losses that are not .item() is the usual one",
     CauseName.EVALUATION: "torch.no_grad(), a smaller batch there, outputs moved to the CPU "
@@ -136,21 +137,26 @@ class ErrorExplanation:
 
 MOST_CHARACTERS = 10**7
 REACH = 1500  # characters that one message of PyTorch can take
-CARD, LIBRARY, BARE, HOST, KILLED, SHARED, FOREIGN = (
-    "card", "library", "bare", "host", "killed", "shared", "foreign",
+CARD, LIBRARY, CACHE, BARE, HOST, KILLED, SHARED, FOREIGN = (
+    "card", "library", "cache", "bare", "host", "killed", "shared", "foreign",
 )  # fmt: skip
 _SIZE = r"(\d[\d.,]*) ?(bytes|[KMGT]i?B)"
 KINDS = {
     FOREIGN: r"RESOURCE_EXHAUSTED|ResourceExhaustedError|_bfc\) ran out of memory",
-    CARD: r"(?:CUDA|HIP|XPU|MPS backend)?,? out of memory\b.{0,200}?Tried to allocate",
+    CARD: r"(?:CUDA|HIP|XPU|MPS backend)?,? out of memory\b.{0,200}?Tried to allocate|"
+    r"Current platform can NOT allocate memory block.{0,60}?Tried to allocate|"
+    rf"Tried to allocate {_SIZE}(?: \(GPU|\. GPU)",
     LIBRARY: r"CU(?:BLAS|DNN)_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)|"
-    r"(?:Cuda|HIP) failure (?:2 )?'out of memory'",
+    r"(?:Cuda|HIP) failure (?:2 )?'out of memory'|Unable to find a valid cuDNN algorithm|"
+    r"unable to find an engine to execute this computation|Error out of memory at line \d+ in file",
+    CACHE: r"No available memory for the cache blocks|"
+    r"larger than the (?:maximum number of tokens .{0,20}stored in|available) KV cache",
     BARE: r"(?:CUDA|HIP|XPU) error: out of memory|cudaErrorMemoryAllocation|"
     r"runtime error \(2\) ?: out of memory|CUDA out of memory",
     SHARED: r"killed by signal: Bus error|insufficient shared memory|out of shared memory",
     HOST: r"DefaultCPUAllocator: can't allocate memory|not enough memory: you tried to allocate|"
     r"unable to mmap|Cannot allocate memory|\bMemoryError\b|"
-    r"worker (?:\([^()]{0,80}(?:\(s\))?[^()]{0,80}\) )?is killed by signal: Killed",
+    r"worker (?:\([^()]{0,80}(?:\(s\))?[^()]{0,80}\) )?is killed by signal\w*: Killed",
     KILLED: r"^[ \t]*Killed[ \t]*$|\d\s+Killed\b|\bexit ?code\s*:?\s*(?:-9|137)\b|\bSIGKILL\b",
 }  # fmt: skip
 NUMBERS = {
@@ -258,12 +264,16 @@ EVALUATES = re.compile(
     r"eval_epoch|run_evaluation)\b|\bin (?:evaluate|validate|validation|generate|inference|test)\b|"
     r"\b(?:model|trainer)\.(?:generate|evaluate)\("
 )
+EVALUATES_BY_NAME = re.compile(  # of a function or a file that is the person's own
+    r"^(?:(?:eval|validat)\w*|valid)$|"
+    r"(?:^|[\\/])(?:(?:eval|valid|infer)\w*|generate|predict)\.py$"
+)
 TRAINS = re.compile(
     r"\.backward\(|\boptim\w*\.step\(|\bin (?:training_step|compute_loss|_init_group)\b|"
     r"\btrain_one_epoch\b|\brun_backward\b"
 )
 FIRST_STEP = re.compile(r"_init_group|\bin (?:_apply|from_pretrained|load_state_dict)\b|\b0%\|")
-LATER = re.compile(r"\b[1-9]\d?%\||\bepoch[ :=\[]{1,3}[1-9]\d*|\biter\w*[ :=]{1,3}[1-9]\d*", re.I)
+LATER = re.compile(r"\b[1-9]\d?%\||\b(?:epoch|iter\w*)[ :=\[]{1,3}(?:[2-9]|[1-9]\d)", re.I)
 CONTEXT_BYTES = 3 * GIB // 2  # most that a context with its libraries takes as a rule
 MOST_OF_A_CARD = 100 * GIB
 SLACK_BYTES = 128 * MIB  # that a driver may refuse although it counts as free
@@ -299,10 +309,14 @@ def _of_card(error: _Error) -> tuple[_Verdicts, list[str]]:
         )
     elif asked and asked.low > MOST_OF_A_CARD:
         verdicts[CauseName.REQUEST] = POSSIBLE, f"{asked} in one piece is more than most cards have"
+    if "can NOT allocate memory block" in error.words:
+        verdicts[CauseName.LIMIT] = LIKELY, "the driver gives no piece of that size"
     if asked is None or free is None:
         verdicts |= _of_mps(sizes) if "allowed_bytes" in sizes else {}
         return verdicts, notes
     verdicts[CauseName.LIMIT] = _limit(sizes, asked, free, reserved)
+    if verdicts[CauseName.LIMIT][0] is EXCLUDED and re.match("HIP|XPU", error.words):
+        verdicts[CauseName.LIMIT] = UNKNOWN, "the driver may offer less than the card has"
     if unallocated is not None:
         verdicts[CauseName.FRAGMENTATION] = _fragmentation(asked, free, unallocated, reserved)
     if capacity and reserved and reserved.low > capacity.high and free.high < SLACK_BYTES:
@@ -390,6 +404,9 @@ def _beside(
     error: _Error, asked: Range, capacity: Range, free: Range, reserved: Range
 ) -> _Verdicts:
     """Return whether another process, or a library in this one, holds what is missing."""
+    if asked.low > capacity.high:
+        even = EXCLUDED, f"even an empty card has less than {asked}"
+        return {CauseName.LIBRARY: even, CauseName.OTHER_PROCESS: even}
     own, rest = error.sizes.get("process_bytes"), capacity - free
     others = list(error.others)
     if own is None and others:
@@ -414,6 +431,8 @@ def _beside(
             level = LIKELY if share >= LARGE_SHARE else POSSIBLE
         found[CauseName.LIBRARY] = level, f"{_at_least_0(library)} of this process is not PyTorch's"
         outside = other
+    if _had_room(asked, free):
+        found[CauseName.LIBRARY] = EXCLUDED, f"the card had {free} free for a request of {asked}"
     share = other.middle / capacity.middle
     said = f"{whose} hold {_at_least_0(outside)} of {capacity}"
     if share >= LARGE_SHARE and (free + other).high >= asked.low:
@@ -438,53 +457,71 @@ def _at_least_0(size: Range) -> str:
 def _hints(error: _Error, verdicts: _Verdicts) -> _Verdicts:
     """Return what the lines of the traceback say of a leak and of evaluation."""
     text, found = error.text, {}
-    if match := EVALUATES.search(text):
-        found[CauseName.EVALUATION] = LIKELY, f"the traceback has {match.group().strip()!r}"
-        if verdicts.get(CauseName.STEP, (UNKNOWN,))[0] is LIKELY:
-            found[CauseName.STEP] = POSSIBLE, verdicts[CauseName.STEP][1]
-    elif match := TRAINS.search(text):
-        found[CauseName.EVALUATION] = EXCLUDED, f"the traceback has {match.group().strip()!r}"
+    trains = TRAINS.search(text)
+    own = [] if trains else [name for frame in _own_frames(text) for name in (frame[2], frame[0])]
+    evaluates = EVALUATES.search(text)
+    for name in own:
+        evaluates = evaluates or EVALUATES_BY_NAME.search(name)
+    if evaluates:
+        found[CauseName.EVALUATION] = LIKELY, f"the traceback has {evaluates.group().strip()!r}"
+    elif trains:
+        found[CauseName.EVALUATION] = EXCLUDED, f"the traceback has {trains.group().strip()!r}"
     if match := FIRST_STEP.search(text):
         found[CauseName.LEAK] = EXCLUDED, f"nothing has run before {match.group().strip()!r}"
     elif match := LATER.search(text):
         found[CauseName.LEAK] = POSSIBLE, f"steps had passed before ({match.group().strip()!r})"
+    is_other = evaluates or found.get(CauseName.LEAK, (UNKNOWN,))[0] is POSSIBLE
+    if is_other and verdicts.get(CauseName.STEP, (UNKNOWN,))[0] is LIKELY:
+        found[CauseName.STEP] = POSSIBLE, verdicts[CauseName.STEP][1]
     return found
 
 
-_FRAME = re.compile(r'File "([^"\n]+)", line (\d+)')
+_FRAME = re.compile(r'File "([^"\n]+)", line (\d+)(?:, in (\w+))?')
 _LIBRARIES = re.compile(r"site-packages|dist-packages|[\\/]lib[\\/]python|<frozen ")
+
+
+def _own_frames(text: str) -> list[tuple[str, str, str]]:
+    """Return file, line and function of the frames before the error that are in no library."""
+    before = text[: match.start()] if (match := re.search(r"out of memory", text)) else text
+    return [frame for frame in _FRAME.findall(before) if not _LIBRARIES.search(frame[0])]
 
 
 def _own_line(text: str) -> list[str]:
     """Return a note with the last line of a traceback that is in no library; none without one."""
-    before = text[: match.start()] if (match := re.search(r"out of memory", text)) else text
-    own = [frame for frame in _FRAME.findall(before) if not _LIBRARIES.search(frame[0])]
+    own = _own_frames(text)
     return [f"your own line that failed is {own[-1][0]}:{own[-1][1]}"] if own else []
 
 
 WHAT = {
     CARD: "The memory of the card ran out.",
-    BARE: "The memory of the card ran out; this form of the message has no numbers.",
-    LIBRARY: "A library could not get memory on the card for its handle or workspace.",
+    BARE: "The driver got no memory, mostly the card's; this form of the message has no numbers.",
+    LIBRARY: "A library failed as it does where it gets no memory for its handle or workspace.",
+    CACHE: "vLLM's share of the card has no room for its cache of keys and values.",
     HOST: "The memory of the host ran out.",
     KILLED: "The process was killed, as the system does when the host's memory runs out.",
     SHARED: "The shared memory of the host (/dev/shm) ran out.",
     FOREIGN: "This is a message of TensorFlow or JAX, which memlab does not read.",
 }
-FULL = "the card has no room left, which any cause can have brought about"
+FULL = "it may hold what is missing; the message does not say"
 
 
 def _of_error(error: _Error) -> tuple[_Verdicts, list[str]]:
     if error.kind == CARD:
         return _of_card(error)
-    on_card = "the failed request was on the card"
-    if error.kind == BARE:
-        return dict.fromkeys((CauseName.HOST, CauseName.SHARED), (EXCLUDED, on_card)), []
-    if error.kind == LIBRARY:
-        return {CauseName.LIBRARY: (LIKELY, f"the message names {error.words[:60].split(' ')[0]}"),
-                CauseName.STEP: (POSSIBLE, FULL), CauseName.OTHER_PROCESS: (POSSIBLE, FULL),
-                CauseName.HOST: (EXCLUDED, on_card),
-                CauseName.SHARED: (EXCLUDED, on_card)}, []  # fmt: skip
+    no_shm = EXCLUDED, "the message is not that of a full /dev/shm"
+    if error.kind == BARE:  # page-locked memory of the host fails with the same words
+        return {CauseName.SHARED: no_shm}, []
+    if error.kind in (LIBRARY, CACHE):
+        found = dict.fromkeys((CauseName.STEP, CauseName.OTHER_PROCESS), (POSSIBLE, FULL))
+        found[CauseName.HOST] = EXCLUDED, "the failed request was on the card"
+        found[CauseName.SHARED] = no_shm
+        if error.kind == CACHE:
+            share = "gpu_memory_utilization is the share of the card that vLLM may take"
+            return {**found, CauseName.LIMIT: (POSSIBLE, share)}, []
+        found[CauseName.LIBRARY] = POSSIBLE, "it asked; the message does not say who holds the card"
+        if "pythonInterface" in error.words:  # where bitsandbytes pages its state to the host
+            found[CauseName.HOST] = POSSIBLE, "a paged optimizer takes memory of the host too"
+        return found, []
     here: _Verdicts = dict.fromkeys(
         (CauseName.FRAGMENTATION, CauseName.LIBRARY), (EXCLUDED, "no memory of a card ran out")
     )
@@ -492,7 +529,7 @@ def _of_error(error: _Error) -> tuple[_Verdicts, list[str]]:
         here[CauseName.SHARED] = LIKELY, "workers pass their batches through /dev/shm"
         here[CauseName.HOST] = POSSIBLE, "a host without free memory can end so too"
         return here, []
-    here[CauseName.SHARED] = EXCLUDED, "the message is not that of a full /dev/shm"
+    here[CauseName.SHARED] = no_shm
     asked = error.sizes.get("requested_bytes")
     if asked:
         here[CauseName.STEP] = POSSIBLE, f"a tensor of {asked} was asked for"

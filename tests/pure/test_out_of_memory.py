@@ -159,6 +159,33 @@ def test_one_request_may_be_more_than_the_card():
     assert found["one tensor larger than the card"] == "likely"
 
 
+def test_no_one_else_is_the_cause_of_a_request_larger_than_the_card():
+    for form in (old, modern):
+        found = verdicts(form("189.06 GiB", "47.27 GiB", "9.71 GiB", "7.55 GiB", "7.08 GiB",
+                              "279.90 MiB"))  # fmt: skip
+        assert found["another process"] == found["a library's workspace"] == "excluded"
+
+
+def test_a_request_smaller_than_what_was_free_is_no_library():
+    found = verdicts(xpu("4.00 GiB", "15.11 GiB", "15.11 GiB", "", "1024 bytes", "2.00 MiB"))
+    assert found["a library's workspace"] == found["fragmentation"] == "excluded"
+    assert found["a limit on the process"] == "possible"
+
+
+@pytest.mark.parametrize(("form", "verdict"), [(hip, "unknown"), (xpu, "unknown"),
+                                               (modern, "excluded")])  # fmt: skip
+def test_a_driver_may_offer_less_than_a_card_has_where_it_shares_the_host_memory(form, verdict):
+    text = form("16.00 GiB", "15.24 GiB", "15.09 GiB", "", "0 bytes", "0 bytes")
+    assert verdicts(text)["a limit on the process"] == verdict
+
+
+def test_a_message_without_its_beginning_is_read():
+    whole = old("216.00 MiB", "7.92 GiB", "24.56 MiB", "", "69.17 MiB", "17.00 MiB")
+    part = whole[whole.index("Tried") :]
+    assert memlab.explain_error(part).numbers == memlab.explain_error(whole).numbers
+    assert verdicts(part) == verdicts(whole)
+
+
 def test_a_limit_is_named_by_the_message():
     sizes = ("2.00 GiB", "23.69 GiB", "20.00 GiB", "3.00 GiB", "2.00 GiB", "0.20 GiB")
     assert verdicts(modern(*sizes, "4.00 GiB allowed; "))["a limit on the process"] == "likely"
@@ -198,6 +225,22 @@ def test_a_frame_of_evaluation_is_seen():
     assert found["evaluation or generation"] == "excluded"
 
 
+@pytest.mark.parametrize(
+    ("frame", "verdict"),
+    [
+        ('File "/home/me/eval_completion.py", line 3, in main', "likely"),
+        ('File "train.py", line 3, in validate_epoch', "likely"),
+        ('File "C:\\me\\generate.py", line 3, in <module>', "likely"),
+        ('File "/home/me/generator.py", line 3, in forward', "unknown"),
+        ('File "/home/me/eval/train.py", line 3, in predict', "unknown"),
+        ('File "/usr/lib/python3/site-packages/evaluate/eval.py", line 3, in evaluated', "unknown"),
+        ('File "eval.py", line 3, in main\n    loss.backward()', "excluded"),
+    ],
+)
+def test_names_of_own_files_and_functions_say_that_it_evaluates(frame, verdict):
+    assert verdicts(f"{frame}\n{FULL}")["evaluation or generation"] == verdict
+
+
 def test_the_line_of_the_person_is_named():
     frames = (
         'File "/home/me/train.py", line 24, in train\n    loss.backward()\n'
@@ -216,6 +259,12 @@ def test_long_nonsense_is_read_to_its_end(part):
 def test_nothing_leaks_before_the_first_step_ends():
     assert verdicts(f"  File 'adamw.py', line 2, in _init_group\n{FULL}")["a leak"] == "excluded"
     assert verdicts(f"Epoch 3:  12%|#  |\n{FULL}")["a leak"] == "possible"
+    assert verdicts(f"Epoch 1/9\n{FULL}")["a leak"] == "unknown"  # some count from 1
+
+
+def test_a_step_that_fitted_before_is_not_simply_too_large():
+    assert verdicts(FULL)["too large a step"] == "likely"
+    assert verdicts(f"epoch 7, it 7990\n{FULL}")["too large a step"] == "possible"
 
 
 @pytest.mark.parametrize(
@@ -238,10 +287,27 @@ def test_nothing_leaks_before_the_first_step_ends():
         ("failed (exitcode: -9) local_rank: 0", "host memory", "possible"),
         ("DataLoader worker (pid 13) is killed by signal: Bus error.", "shared memory", "likely"),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-         "a library's workspace", "likely"),
+         "a library's workspace", "possible"),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+         "host memory", "excluded"),
         ("RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", "a library's workspace",
-         "likely"),
+         "possible"),
+        ("RuntimeError: Unable to find a valid cuDNN algorithm to run convolution",
+         "another process", "possible"),
+        ("Error out of memory at line 380 in file /bitsandbytes/csrc/pythonInterface.c",
+         "host memory", "possible"),
+        ("ValueError: No available memory for the cache blocks. Try increasing "
+         "`gpu_memory_utilization`", "a limit on the process", "possible"),
+        ("ValueError: The model's max seq len (4096) is larger than the maximum number of tokens "
+         "that can be stored in KV cache (3664).", "too large a step", "possible"),
+        ("KV cache is needed, which is larger than the available KV cache memory (3.05 GiB)",
+         "a limit on the process", "possible"),
+        ("RuntimeError: Current platform can NOT allocate memory block with size larger than 4GB! "
+         "Tried to allocate 7.62 GiB (GPU  0; 15.11 GiB total capacity; 334.79 MiB already "
+         "allocated; 474.00 MiB reserved in total by PyTorch)", "a limit on the process", "likely"),
+        ("Dataloader worker (pid 15623) is killed by signaled: Killed", "host memory", "likely"),
         ("RuntimeError: CUDA error: out of memory", "too large a step", "unknown"),
+        ("RuntimeError: CUDA error: out of memory", "host memory", "unknown"),
     ],
 )  # fmt: skip
 def test_other_forms_are_known(text, cause, verdict):
