@@ -38,6 +38,7 @@ from memlab.trace import Interval, Phase
 from memlab.tracing.recording import OpTrace
 from memlab.tracing.script_facts import Action, Facts, Watcher
 from memlab.tracing.tracker import Tracker
+from memlab.tracing.unknown import Guesses
 from memlab.tracing.values import tensors_in
 
 FIRST, STEP, BETWEEN = "first step", "step", "end"  # the last: while it is not known
@@ -80,6 +81,32 @@ class Enough(BaseException):
     """Ends a script that has shown what it does; no `Exception`, which it might catch."""
 
 
+WHOLE = (
+    "The script raises an error where an evaluation ends early, as if it counts what it has "
+    "evaluated: evaluations went on to the end of their data."
+)
+
+
+class ScriptGuesses(Guesses):
+    """What is assumed of a script; first, that a few batches of an evaluation are enough for it.
+
+    One that counts what it has evaluated may raise an error because of that. It is run once more,
+    with evaluations that go on to their end.
+
+    Attributes:
+        is_whole: whether evaluations go on to their end in this attempt.
+        has_cut: whether one was ended early, in any attempt.
+    """
+
+    is_whole = has_cut = _was_whole = False
+
+    def turn(self, reached: int) -> bool:
+        """Prepare another attempt after one that failed; False if no attempt is left."""
+        self.is_whole = self.has_cut and not self._was_whole
+        self._was_whole |= self.is_whole
+        return self.is_whole or super().turn(reached)
+
+
 @dataclass(slots=True)
 class _LoaderLoop:
     """A loop over a loader: what its batches are for ("" while that is not known), and how many.
@@ -108,6 +135,7 @@ class Course:
         watcher: is told of what may be wrong.
         most_updates: after how many updates of each optimizer training has shown what it does.
         held: returns the bytes that are live now.
+        guesses: say whether evaluations are ended early, and are told when one is.
 
     Attributes:
         names: of the stages, by number.
@@ -116,9 +144,10 @@ class Course:
     """
 
     def __init__(
-        self, tracker: Tracker, watcher: Watcher, most_updates: int, held: Callable[[], int]
-    ) -> None:
-        self._tracker, self._watcher = tracker, watcher
+        self, tracker: Tracker, watcher: Watcher, most_updates: int, held: Callable[[], int],
+        guesses: ScriptGuesses,
+    ) -> None:  # fmt: skip
+        self._tracker, self._watcher, self._guesses = tracker, watcher, guesses
         self._most, self._held = most_updates, held
         self.names: list[str] = []
         self.updates = 0
@@ -171,8 +200,10 @@ class Course:
         loop = self._loops.setdefault(iterator, _LoaderLoop())
         is_training = loop.kind == STEP
         self._is_asked = True
-        if self._is_over if is_training else loop.has_shown(self._held()):
+        is_whole = self._guesses.is_whole
+        if self._is_over if is_training else not is_whole and loop.has_shown(self._held()):
             self.is_cut = True
+            self._guesses.has_cut |= not is_training
             self._training_loops += is_training
             if is_training:
                 self._end_training()
