@@ -32,7 +32,7 @@ from torch.optim.optimizer import (
 )
 
 from memlab._util.torch_private import pytree
-from memlab._util.torch_private.tensors import storage_key
+from memlab._util.torch_private.tensors import FakeTensor, storage_key
 from memlab.memory.meter import name_of_class
 from memlab.trace import Interval, Phase
 from memlab.tracing.recording import OpTrace
@@ -269,7 +269,8 @@ class Course:
         """Return a module's call that is left out where evaluation has shown what it does.
 
         So is one of a generation whose model keeps nothing from token to token.
-        What it returns is made again, like that of the last call with inputs of these shapes.
+        What it returns is made again, like that of the last call with inputs of these shapes, unless
+        its values are known.
         """
 
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -294,7 +295,7 @@ class Course:
             before = self._held()
             out = own(module, *args, **kwargs)
             leaves = pytree.tree_leaves(out)
-            is_known = all(isinstance(leaf, PLAIN) for leaf in leaves)
+            is_known = all(isinstance(leaf, PLAIN) and not self._has_values(leaf) for leaf in leaves)
             if is_known and kind_without_gradients() == GENERATION:
                 # a model that keeps keys and values has more of them with each token
                 storages = [leaf.untyped_storage() for leaf in tensors_in(leaves)]
@@ -305,6 +306,13 @@ class Course:
             return out
 
         return call
+
+    def _has_values(self, leaf: Any) -> bool:
+        """Return whether something is a tensor of the host, or one whose values follow from data."""
+        values = self._tracker.outputs.values
+        is_fake = isinstance(leaf, FakeTensor)
+        is_known = is_fake and values.knows(leaf) and not values.are_assumed(leaf)
+        return is_known or (isinstance(leaf, torch.Tensor) and not is_fake)
 
     def _enter(self, module: torch.nn.Module, _: Any) -> None:
         if not self._depth and not torch.compiler.is_compiling():

@@ -337,6 +337,10 @@ def test_an_evaluation_that_keeps_its_outputs_is_run_to_its_end(folder):
         "kept.append(model(x.cuda()))", "kept.append(model(x.cuda()).sum().item())"
     )
     ok(run(folder, dropped.format(batches=3)))
+    # a script that counts what it has evaluated
+    counted = ok(run(folder, dropped.format(batches=10)))
+    assert any("went on to the end of their data" in note for note in counted.notes)
+    assert run(folder, dropped.format(batches=9)).outcome is Outcome.FAILED
 
 
 BAD = {
@@ -758,3 +762,37 @@ def test_what_is_made_again_has_no_values_on_a_cpu_either(folder):
     assert values == [1.0] * 9, values
     """
     ok(run(folder, text, device="cpu"))
+
+
+def test_a_while_loop_that_only_values_end_is_left(folder):
+    text = """
+    import torch
+
+    class Halved(torch.nn.Module):
+        def forward(self, x):
+            return x / 2
+
+    model = torch.nn.Linear(8, 8).cuda()
+    for place in ("cpu", "cuda"):  # values that follow from data are followed
+        with torch.no_grad():
+            x, rounds = torch.tensor([1024.0]).to(place), 0
+            while x > 1:
+                x, rounds = Halved()(x), rounds + 1
+        assert rounds == 10, rounds
+    optimizer = torch.optim.SGD(model.parameters())
+    x, rounds, small = torch.randn(4, 8).cuda(), 0, 0
+    while True:
+        rounds += 1
+        y = model(x)
+        small += sum(bool(each < 0) for each in y.flatten().repeat(5))  # in no `while` of its own
+        if (y - x).norm() < 1e-3:
+            break
+        x = y.detach()
+    assert (rounds, small) == (101, 0), (rounds, small)
+    while y.norm().item() > 1e-3:
+        y = y / 2
+    y.sum().backward()
+    optimizer.step()
+    """
+    found = ok(run(folder, text))
+    assert any("assumed True after 100 rounds of a loop" in note for note in found.notes)
