@@ -48,7 +48,7 @@ MOST_LOOPS = 4  # over a loader of training data: the later ones, after the firs
 MOST_FRAMES = 200  # that are searched for a `generate`
 
 
-PLAIN = (torch.Tensor, int, float, str, bool, type(None))
+PLAIN = (int, float, str, bool, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +269,8 @@ class Course:
         """Return a module's call that is left out where evaluation has shown what it does.
 
         So is one of a generation whose model keeps nothing from token to token.
-        What it returns is made again, like that of the last call with inputs of these shapes, unless
-        its values are known.
+        What it returns is made again, like that of the last call with inputs of these shapes, if
+        its values are not known.
         """
 
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -295,7 +295,7 @@ class Course:
             before = self._held()
             out = own(module, *args, **kwargs)
             leaves = pytree.tree_leaves(out)
-            is_known = all(isinstance(leaf, PLAIN) and not self._has_values(leaf) for leaf in leaves)
+            is_known = all(map(self._can_be_made, leaves))
             if is_known and kind_without_gradients() == GENERATION:
                 # a model that keeps keys and values has more of them with each token
                 storages = [leaf.untyped_storage() for leaf in tensors_in(leaves)]
@@ -307,12 +307,13 @@ class Course:
 
         return call
 
-    def _has_values(self, leaf: Any) -> bool:
-        """Return whether something is a tensor of the host, or one whose values follow from data."""
+    def _can_be_made(self, leaf: Any) -> bool:
+        """Return whether a part of what a model returns can be made again: no value is lost."""
+        if not isinstance(leaf, torch.Tensor):
+            return isinstance(leaf, PLAIN)
         values = self._tracker.outputs.values
-        is_fake = isinstance(leaf, FakeTensor)
-        is_known = is_fake and values.knows(leaf) and not values.are_assumed(leaf)
-        return is_known or (isinstance(leaf, torch.Tensor) and not is_fake)
+        is_followed = values.knows(leaf) and not values.are_assumed(leaf)
+        return isinstance(leaf, FakeTensor) and not is_followed
 
     def _enter(self, module: torch.nn.Module, _: Any) -> None:
         if not self._depth and not torch.compiler.is_compiling():

@@ -2,8 +2,9 @@
 
 The answer is what a training step usually meets: numbers are finite, checks pass, and picks (the
 experts of a token) are spread evenly. If a check fails with the first answer, the next attempt
-gives the other answer, because a step that raises has no memory to predict. Every assumption is
-reported, unless the value only decides whether an error is raised.
+gives the other answer, because a step that raises has no memory to predict. So does a `while` loop
+that one answer keeps going, after 100 rounds. Every assumption is reported, unless the value only
+decides whether an error is raised.
 """
 
 from __future__ import annotations
@@ -485,10 +486,10 @@ def _loop_at(site: Site, first: int) -> type | None:
 def _around(site: Site) -> list[Any]:
     """Return the parts of the source that a line belongs to; none if it is not available."""
     try:
-        tree: Any = _parsed(site.file)
+        tree = _parsed(site.file)
     except SyntaxError:
         return []
-    placed = [node for node in ast.walk(tree) if hasattr(node, "lineno")]
+    placed: list[Any] = [node for node in ast.walk(tree) if hasattr(node, "lineno")]
     return [node for node in placed if node.lineno <= site.line <= node.end_lineno]
 
 
