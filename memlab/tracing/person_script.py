@@ -335,8 +335,9 @@ def record_script(
     def run(mode: FakeTensorMode) -> None:
         watcher = Watcher(tracker, tracker.here, changes)
         guesses = tracker.guesses
+        if guesses.is_whole:
+            tracker.recording.notes += (WHOLE,)
         course = Course(tracker, watcher, script.steps, lambda: tracker.blocks.held, guesses)
-        tracker.recording.notes += (WHOLE,) * guesses.is_whole
         courses.append(course)
         facts.append(watcher.facts)
         tracker.mark(-1, Phase.BUILD, 0)

@@ -251,8 +251,8 @@ class UnknownValues:
 
         if is_endless or (matters and not is_turned):
             doubt = "value" if dtype.is_floating_point else "branch"
-            assumed = f"assumed {typed!r}" + f" after {MOST_ROUNDS} rounds of a loop" * is_endless
-            self._assume(f"{_line(frame)} reads a value", assumed, doubt)
+            when = f" after {MOST_ROUNDS} rounds of a loop" if is_endless else ""
+            self._assume(f"{_line(frame)} reads a value", f"assumed {typed!r}{when}", doubt)
 
         return typed
 
