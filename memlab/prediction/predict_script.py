@@ -32,7 +32,7 @@ from memlab.tracing.assembly import layout_of
 from memlab.tracing.person_script import Script, ScriptRecording, record_script
 from memlab.tracing.program import Program
 from memlab.tracing.script_card import LiveAllocator
-from memlab.tracing.script_course import FIRST, MOST_BATCHES, STEP
+from memlab.tracing.script_course import FIRST, MOST_BATCHES, STEP, WHOLE
 from memlab.tracing.script_facts import Change, Line
 from memlab.tracing.script_step import SeenStep, see_step
 from memlab.tracing.trace_step import attention_notes_of_stages
@@ -206,10 +206,14 @@ def _notes(recorded: ScriptRecording, script: Script) -> tuple[str, ...]:
     """Return what is said of the run itself."""
     found = []
     if recorded.is_cut:
+        of_evaluation = (
+            ""
+            if WHOLE in recorded.recording.notes
+            else f", an evaluation that holds no more with each batch after {MOST_BATCHES}"
+        )
         found.append(
-            f"Loops were ended early: training after {recorded.updates} updates, an evaluation "
-            f"that holds no more with each batch after {MOST_BATCHES}. What the script would do "
-            "later, and differently, is not in these numbers."
+            f"Loops were ended early: training after {recorded.updates} updates{of_evaluation}. "
+            "What the script would do later, and differently, is not in these numbers."
         )
     if not recorded.updates:
         found.append("No update of weights was seen: the script does not train.")

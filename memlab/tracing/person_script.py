@@ -49,12 +49,19 @@ from memlab.tracing.assembly import BESIDE, LiveBlocks
 from memlab.tracing.built import check_dense
 from memlab.tracing.recording import OpTrace, Streams
 from memlab.tracing.script_card import LiveAllocator, found_by_script
-from memlab.tracing.script_course import BETWEEN, SAVING, Course, Enough, named_by_use
+from memlab.tracing.script_course import (
+    BETWEEN,
+    SAVING,
+    WHOLE,
+    Course,
+    Enough,
+    ScriptGuesses,
+    named_by_use,
+)
 from memlab.tracing.script_facts import NOWHERE, Casts, Change, Facts, Line, Watcher
 from memlab.tracing.script_ranks import as_first_rank, of_ranks
 from memlab.tracing.script_world import around_script
 from memlab.tracing.tracker import NO_OPERATORS, Tracker, is_of_list, is_view, record_fake
-from memlab.tracing.unknown import Guesses
 from memlab.tracing.values import for_real, tensors_in
 
 THEIRS = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
@@ -153,6 +160,7 @@ class ScriptTracker(Tracker):
     """
 
     blocks: ScriptBlocks
+    guesses: ScriptGuesses
 
     def __init__(self, device_type: str, allocator: LiveAllocator | None, home: str) -> None:
         self._allocator, self._home = allocator, home
@@ -163,7 +171,7 @@ class ScriptTracker(Tracker):
     def restart(self) -> None:
         """Forget what was seen, for another attempt."""
         if not isinstance(self.blocks, ScriptBlocks):
-            self.guesses = Guesses(MOST_ATTEMPTS)
+            self.guesses = ScriptGuesses(MOST_ATTEMPTS)
             self.blocks = ScriptBlocks(self.device_type, self.streams, self._line, self._allocator)
         self.lines, self._at = [], NOWHERE
         super().restart()
@@ -328,7 +336,10 @@ def record_script(
 
     def run(mode: FakeTensorMode) -> None:
         watcher = Watcher(tracker, tracker.here, changes)
-        course = Course(tracker, watcher, script.steps, lambda: tracker.blocks.held)
+        guesses = tracker.guesses
+        if guesses.is_whole:
+            tracker.recording.notes += (WHOLE,)
+        course = Course(tracker, watcher, script.steps, lambda: tracker.blocks.held, guesses)
         courses.append(course)
         facts.append(watcher.facts)
         tracker.mark(-1, Phase.BUILD, 0)

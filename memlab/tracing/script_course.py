@@ -32,12 +32,13 @@ from torch.optim.optimizer import (
 )
 
 from memlab._util.torch_private import pytree
-from memlab._util.torch_private.tensors import storage_key
+from memlab._util.torch_private.tensors import FakeTensor, innermost_transform, storage_key
 from memlab.memory.meter import name_of_class
 from memlab.trace import Phase
 from memlab.tracing.recording import OpTrace
 from memlab.tracing.script_facts import Action, Facts, Watcher
 from memlab.tracing.tracker import Tracker
+from memlab.tracing.unknown import Guesses
 from memlab.tracing.values import tensors_in
 
 FIRST, STEP, BETWEEN = "first step", "step", "end"  # the last: while it is not known
@@ -47,7 +48,7 @@ MOST_LOOPS = 4  # over a loader of training data: the later ones, after the firs
 MOST_FRAMES = 200  # that are searched for a `generate`
 
 
-PLAIN = (torch.Tensor, int, float, str, bool, type(None))
+PLAIN = (int, float, str, bool, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,32 @@ class Enough(BaseException):
     """Ends a script that has shown what it does; no `Exception`, which it might catch."""
 
 
+WHOLE = (
+    "The script raises an error where an evaluation ends early, as if it counts what it has "
+    "evaluated: evaluations went on to the end of their data."
+)
+
+
+class ScriptGuesses(Guesses):
+    """What is assumed of a script; first, that a few batches of an evaluation are enough for it.
+
+    One that counts what it has evaluated may raise an error because of that. It is run once more,
+    with evaluations that go on to their end.
+
+    Attributes:
+        is_whole: whether evaluations go on to their end in this attempt.
+        has_cut: whether one was ended early, in any attempt.
+    """
+
+    is_whole = has_cut = _was_whole = False
+
+    def turn(self, reached: int) -> bool:
+        """Prepare another attempt after one that failed; False if no attempt is left."""
+        self.is_whole = self.has_cut and not self._was_whole
+        self._was_whole |= self.is_whole
+        return self.is_whole or super().turn(reached)
+
+
 @dataclass(slots=True)
 class _LoaderLoop:
     """A loop over a loader: what its batches are for ("" while that is not known), and how many.
@@ -108,6 +135,7 @@ class Course:
         watcher: is told of what may be wrong.
         most_updates: after how many updates of each optimizer training has shown what it does.
         held: returns the bytes that are live now.
+        guesses: say whether evaluations are ended early, and are told when one is.
 
     Attributes:
         names: of the stages, by number.
@@ -116,9 +144,10 @@ class Course:
     """
 
     def __init__(
-        self, tracker: Tracker, watcher: Watcher, most_updates: int, held: Callable[[], int]
-    ) -> None:
-        self._tracker, self._watcher = tracker, watcher
+        self, tracker: Tracker, watcher: Watcher, most_updates: int, held: Callable[[], int],
+        guesses: ScriptGuesses,
+    ) -> None:  # fmt: skip
+        self._tracker, self._watcher, self._guesses = tracker, watcher, guesses
         self._most, self._held = most_updates, held
         self.names: list[str] = []
         self.updates = 0
@@ -175,8 +204,10 @@ class Course:
         loop = self._loops.setdefault(iterator, _LoaderLoop())
         is_training = loop.kind == STEP
         self._is_asked = True
-        if self._is_over if is_training else loop.has_shown(self._held()):
+        is_whole = self._guesses.is_whole
+        if self._is_over if is_training else not is_whole and loop.has_shown(self._held()):
             self.is_cut = True
+            self._guesses.has_cut |= not is_training
             self._training_loops += is_training
             if is_training:
                 self._end_training()
@@ -257,7 +288,8 @@ class Course:
         """Return a module's call that is left out where evaluation has shown what it does.
 
         So is one of a generation whose model keeps nothing from token to token.
-        What it returns is made again, like that of the last call with inputs of these shapes.
+        What it returns is made again, like that of the last call with inputs of these shapes, if
+        its values are not known.
         """
 
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -282,7 +314,7 @@ class Course:
             before = self._held()
             out = own(module, *args, **kwargs)
             leaves = pytree.tree_leaves(out)
-            is_known = all(isinstance(leaf, PLAIN) for leaf in leaves)
+            is_known = all(map(self._can_be_made, leaves))
             if is_known and kind_without_gradients() == GENERATION:
                 # a model that keeps keys and values has more of them with each token
                 storages = [leaf.untyped_storage() for leaf in tensors_in(leaves)]
@@ -294,8 +326,16 @@ class Course:
 
         return call
 
+    def _can_be_made(self, leaf: Any) -> bool:
+        """Return whether a part of what a model returns can be made again: no value is lost."""
+        if not isinstance(leaf, torch.Tensor):
+            return isinstance(leaf, PLAIN)
+        values = self._tracker.outputs.values
+        is_followed = values.knows(leaf) and not values.are_assumed(leaf)
+        return isinstance(leaf, FakeTensor) and not is_followed
+
     def _enter(self, module: torch.nn.Module, _: Any) -> None:
-        if not self._depth and not torch.compiler.is_compiling():
+        if not self._depth and not _is_inside():
             kind = STEP if torch.is_grad_enabled() else kind_without_gradients()
             is_switched = self._modes.get(module, module.training) != module.training
             self._become(
@@ -317,7 +357,7 @@ class Course:
         self._depth -= 1
         if self._calls.pop() is not None:
             self._tracker.end_module()
-        if not self._depth:
+        if not self._depth and innermost_transform() is None:
             self._watcher.leave(out)
 
     def _know(self, module: torch.nn.Module) -> None:
@@ -380,6 +420,11 @@ class Course:
         self._is_asked = False
         self._begin()
         self._mark_own()
+
+
+def _is_inside() -> bool:
+    """Return whether a module is called by `torch.compile`, or by `torch.func` on its wrappers."""
+    return torch.compiler.is_compiling() or innermost_transform() is not None
 
 
 def named_by_use(names: list[str], recording: OpTrace, facts: Facts) -> list[str]:

@@ -2,8 +2,9 @@
 
 The answer is what a training step usually meets: numbers are finite, checks pass, and picks (the
 experts of a token) are spread evenly. If a check fails with the first answer, the next attempt
-gives the other answer, because a step that raises has no memory to predict. Every assumption is
-reported, unless the value only decides whether an error is raised.
+gives the other answer, because a step that raises has no memory to predict. So does a `while` loop
+that one answer keeps going, after 100 rounds. Every assumption is reported, unless the value only
+decides whether an error is raised.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import functools
 import linecache
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
@@ -142,6 +144,8 @@ ALL = frozenset(("aten::all", "aten::_is_all_true"))
 CTC = frozenset((aten._ctc_loss.default, aten._ctc_loss.Tensor))
 SUPPRESSION = "torchvision.nms.default"  # of overlapping boxes
 MOST_ATTEMPTS, MOST_CANDIDATES = 12, 4
+MOST_ROUNDS = 100  # of a `while` loop that one answer may keep going
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 class Site(NamedTuple):
@@ -213,6 +217,7 @@ class UnknownValues:
         self._assume = assume
         self._place = place
         self._has_said_picked = False
+        self._rounds: Counter[tuple[Site, object]] = Counter()
         self._checks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def note_check(self, func: Any, out: Any) -> None:
@@ -238,16 +243,27 @@ class UnknownValues:
 
         self._guesses.read.append(site)
         is_turned = site in self._guesses.turned
-        value = self._guess(args[0], _module(frame)) != is_turned
+        is_endless = matters and self._is_endless(site, frame)
+        value = self._guess(args[0], _module(frame)) != (is_turned != is_endless)
         dtype = args[0].dtype
         kind = bool if dtype is torch.bool else float if dtype.is_floating_point else int
         typed = kind(value)
 
-        if matters and not is_turned:
+        if is_endless or (matters and not is_turned):
             doubt = "value" if dtype.is_floating_point else "branch"
-            self._assume(f"{_line(frame)} reads a value", f"assumed {typed!r}", doubt)
+            when = f" after {MOST_ROUNDS} rounds of a loop" if is_endless else ""
+            self._assume(f"{_line(frame)} reads a value", f"assumed {typed!r}{when}", doubt)
 
         return typed
+
+    def _is_endless(self, site: Site, frame: FrameType) -> bool:
+        """Return whether a `while` loop may go on and on by the same answer: one in 101 differs."""
+        key = site, self._place()
+        self._rounds[key] += 1
+        is_endless = self._rounds[key] > MOST_ROUNDS and _is_in_while(frame)
+        if is_endless:
+            self._rounds[key] = 0
+        return is_endless
 
     def _guess(self, tensor: Any, module: str) -> bool:
         """Return the usual value: checks pass, other flags are off, no scaler overflows."""
@@ -432,16 +448,11 @@ def _guards_an_error(site: Site) -> bool:
 
     False if the source is not available.
     """
-    try:
-        tree = _parsed(site.file)
-    except SyntaxError:
-        return False
-
     found = [
         node
-        for node in ast.walk(tree)
+        for node in _around(site)
         if isinstance(node, ast.If | ast.Assert)
-        and node.lineno <= site.line <= (node.test.end_lineno or node.lineno)
+        and site.line <= (node.test.end_lineno or node.lineno)
     ]
     if not found:
         return False
@@ -451,6 +462,35 @@ def _guards_an_error(site: Site) -> bool:
         return True
 
     return any(isinstance(inner, ast.Raise) for inner in (*statement.body, *statement.orelse))
+
+
+def _is_in_while(frame: FrameType | None) -> bool:
+    """Return whether the innermost loop that runs is a `while`, and not a `for`."""
+    while frame is not None:
+        code = frame.f_code
+        loop = _loop_at(Site(code.co_filename, frame.f_lineno), code.co_firstlineno)
+        if loop is not None:
+            return loop is ast.While
+        frame = frame.f_back
+    return False
+
+
+@functools.lru_cache(maxsize=1024)
+def _loop_at(site: Site, first: int) -> type | None:
+    """Return the kind of the innermost loop at a line of a function that begins at `first`."""
+    kinds = ast.For, ast.AsyncFor, ast.While, *COMPREHENSIONS
+    loops = [node for node in _around(site) if isinstance(node, kinds) and node.lineno >= first]
+    return type(max(loops, key=lambda node: node.lineno)) if loops else None
+
+
+def _around(site: Site) -> list[Any]:
+    """Return the parts of the source that a line belongs to; none if it is not available."""
+    try:
+        tree = _parsed(site.file)
+    except SyntaxError:
+        return []
+    placed: list[Any] = [node for node in ast.walk(tree) if hasattr(node, "lineno")]
+    return [node for node in placed if node.lineno <= site.line <= node.end_lineno]
 
 
 @functools.lru_cache(maxsize=16)
