@@ -71,9 +71,12 @@ def _timeline(result: RunResult, timeline: RunTimeline) -> str:
     stage = timeline.stages[int(timeline.stage[timeline.peak_index])]
     peak = format_bytes(int(timeline.total_bytes.max()))
     label = f"Allocated memory over the run: peak {peak} in {stage}"
+    if result.memory_limit_bytes:
+        label += f", limit {format_bytes(result.memory_limit_bytes)} on {result.device}"
     payload = {
         "timeline": timeline.to_dict(),
         "limitBytes": result.memory_limit_bytes,
+        "device": result.device,
         "label": f"{label}. Arrow keys read it.",
     }
     picture = plots.to_svg(plots.run_timeline(result), label=label)
