@@ -20,7 +20,7 @@ from memlab import MemlabError, Outcome, plots
 from memlab._util.torch_private.tensors import FakeTensor
 from memlab.devices import cards
 from memlab.prediction.predict_script import predict_script_in_process
-from memlab.prediction.run_result import RunResult
+from memlab.prediction.run_result import WITH_WORKSPACES, RunResult
 from memlab.running import Progress
 from memlab.tracing.person_script import Script
 
@@ -215,6 +215,18 @@ def test_out_of_memory_is_raised_as_pytorch_raises_it_and_can_be_caught(folder):
     assert found.outcome is Outcome.OUT_OF_MEMORY
     assert "train.py, line 12" in found.message
     assert "Tried to allocate 512 MiB" in found.message
+
+
+def test_a_script_that_fits_without_workspaces_alone_is_told_so(folder):
+    text = """
+    import torch
+    layer = torch.nn.Linear(512, 512).cuda()
+    layer(torch.ones(256, 512, device="cuda")).sum().backward()
+    """
+    found = ok(run(folder, text, limit=8 * MIB))  # the workspace of cuBLAS alone has more
+    assert found.fits is False
+    assert str(found).endswith(f"does not fit 8.00 MiB {WITH_WORKSPACES}")
+    assert "without which" not in str(ok(run(folder, text, limit=64 * MIB)))
 
 
 def test_nothing_outside_changes_and_the_script_finds_what_it_wrote(folder):
