@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import builtins
-import concurrent.futures
+import concurrent.futures.process
 import contextlib
 import copy
 import functools
@@ -56,6 +56,13 @@ CACHES = {  # which a library in C opens, or Python's own import
 CHANGES = {"os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod"}
 STARTS = {"subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn",
           "os.spawn"}  # fmt: skip
+# once for all runs: a worker looks for what has changed around each import of a job
+SAFETENSORS: list[Any] = []
+POOLS: list[Any] = [multiprocessing.pool.Pool]
+with contextlib.suppress(ImportError):
+    SAFETENSORS.append(importlib.import_module("safetensors.torch"))
+with contextlib.suppress(ImportError):
+    POOLS.append(importlib.import_module("multiprocess.pool").Pool)  # pickles with dill
 HERE = (None, "", "localhost", "127.0.0.1", "::1", socket.gethostname())
 NO_PROCESS = (
     "a script does not start processes while memlab runs it over tensors without memory; for ranks "
@@ -111,10 +118,14 @@ class Overlay:
         return own
 
     def folder(self, path: str) -> str:
-        """Return the folder of the run that stands for a folder, from which ".." leads on too."""
+        """Return the folder of the run that stands for a folder, from which ".." leads on too.
+
+        It does not lead to what lies beside it in the system's own folder of temporary files.
+        """
         self._make(path)
-        for above in Path(path).parents:
-            self._link(str(above))
+        for above in map(str, Path(path).parents):
+            if above != os.path.realpath(tempfile.gettempdir()):
+                self._link(above)
         return self.root + path
 
     def folder_of_script(self) -> str:
@@ -389,10 +400,8 @@ def _pools(recording: OpTrace) -> Iterator[tuple[Any, str, Any]]:
     ) -> None:  # fmt: skip
         begin(initializer, initargs)
 
-    for name in ("multiprocessing.pool", "multiprocess.pool"):  # the second pickles with dill
-        with contextlib.suppress(ImportError):
-            kind: Any = importlib.import_module(name).Pool
-            yield kind, "__init__", functools.partialmethod(pool, kind.__init__)
+    for kind in POOLS:
+        yield kind, "__init__", functools.partialmethod(pool, kind.__init__)
     executor: Any = concurrent.futures.ProcessPoolExecutor
     yield executor, "__init__", executor_made
     yield executor, "submit", lambda self, fn, /, *args, **kwargs: _Done(fn, args, kwargs)
@@ -415,8 +424,7 @@ class _Checkpoints:
         own: Any = torch.UntypedStorage
         # by their addresses libraries find out which tensors share memory
         yield own, "data_ptr", functools.partialmethod(_address, own.data_ptr)
-        with contextlib.suppress(ImportError):
-            safe: Any = importlib.import_module("safetensors.torch")
+        for safe in SAFETENSORS:
             yield safe, "save_file", self.save
             yield safe, "load_file", functools.partial(self.load, safe.load_file, "cpu")
 
