@@ -125,7 +125,7 @@ class _Named(TorchFunctionMode):
         super().__init__()
         self.device = device
         own: Any = torch.Tensor
-        self._answers = {
+        self._answers: dict[Any, Callable[..., Any]] = {
             own.is_cuda.__get__: self._is_on_card,
             own.type: self._typed,
             own.pin_memory: lambda x, device=None: x,
