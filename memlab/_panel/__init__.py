@@ -13,7 +13,8 @@
 - `saved_page.py`: the step where no kernel runs. `step_view.py`: `StepView`, the same page over one
   result or a file, with nothing to run. `page/` is the page, which `joined.py` makes one
   module; `page/widget.js` is its door to a kernel and `page/app.js` the page itself.
-- `run_page.py`: what a script holds as a page, with the timeline of `page/run.js`.
+- `run_page.py`: what a script holds as a page, and in a notebook (`RunView`), with the timeline of
+  `page/run.js`.
 
 A control needs nothing here: the `Control` of its technique makes it. A slider for a number is also
 named in `catalog.NUMBERS`, and what is wrong with it in `texts.wrong_line`.

@@ -19,6 +19,7 @@ from memlab._panel import catalog, choices, state
 from memlab._panel.asked import Asked
 from memlab._panel.page import Page
 from memlab._panel.panel_state import Message, PanelState
+from memlab._panel.run_page import RunView
 from memlab._panel.runner import BaseEffect, Fitting, Runner
 from memlab._panel.runs import History, Run, RunLog, count_runs
 from memlab._panel.saved_page import (
@@ -35,6 +36,7 @@ from memlab._util.checks import anything, checked, of_type
 from memlab._util.units import shown
 from memlab.config import StepConfig
 from memlab.errors import ConfigError, MemlabError
+from memlab.prediction.run_result import RunResult
 from memlab.result import StepResult
 from memlab.runtime.isolation import prewarm
 from memlab.store.frames import to_frame
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 
 
 def _workload_or_result(name: str, value: Any) -> Any:
-    is_result = isinstance(value, StepResult | str | os.PathLike)
+    is_result = isinstance(value, StepResult | RunResult | str | os.PathLike)
     return value if is_result else of_type(name, value, Workload | None)
 
 
@@ -61,20 +63,22 @@ def panel(
 def panel(
     workload: StepResult | str | os.PathLike[str], *, memory_limit: int | str | None = None
 ) -> StepView: ...
+@overload
+def panel(workload: RunResult) -> RunView: ...
 @checked(workload=_workload_or_result, memory_limit=anything)
 def panel(
-    workload: Workload | StepResult | str | os.PathLike[str] | None = None,
+    workload: Workload | StepResult | RunResult | str | os.PathLike[str] | None = None,
     *,
     device: str | torch.device | None = None,
     memory_limit: int | str | None = None,
     config: StepConfig | None = None,
-) -> "Panel | StepView":
+) -> "Panel | StepView | RunView":
     """Return the panel: sliders for one training step, the button Run, and what the step costs.
 
     Args:
         workload: what is trained; the zoo can be chosen beside it. None begins with "gpt-small".
             A `StepResult`, or the path of a file that `panel.save` or a command with `--json`
-            wrote, is shown as it is, with nothing to run.
+            wrote, is shown as it is, with nothing to run. So is the `RunResult` of a script.
         device: "cpu", "cuda"; None is the accelerator if there is one, else the CPU. Also a card
             that is not here ("h200", "rtx-4090") or its memory ("24GiB"), for which all is
             predicted.
@@ -104,10 +108,15 @@ def panel(
     <memlab view of gpt-small on amd-epyc, recorded, batch_size=4: ok (recorded), peak 36.6 MiB \
 allocated, 24.7 ms a step>
     """
-    if isinstance(workload, StepResult | str | os.PathLike):
-        for name, value in (("device", device), ("config", config)):
+    if isinstance(workload, StepResult | RunResult | str | os.PathLike):
+        unused: dict[str, Any] = {"device": device, "config": config}
+        if isinstance(workload, RunResult):
+            unused["memory_limit"] = memory_limit
+        for name, value in unused.items():
             if value is not None:
                 raise ConfigError(f"{name}={shown(value)} has no effect on a result: leave it out")
+        if isinstance(workload, RunResult):
+            return RunView(result=workload)
         return view(workload, memory_limit)
     made = Panel(workload, device=device, memory_limit=memory_limit, config=config)
     cells.replace_former(made)

@@ -40,8 +40,8 @@ from memlab.store.sources import results_of_json
 
 MOST_BYTES = 2**26  # of a file
 ALLOWED = (
-    "a Workload, a StepResult, or the path of a file that panel.save wrote, or a command of memlab "
-    "with --json"
+    "a Workload, a StepResult, a RunResult, or the path of a file that panel.save wrote, or a "
+    "command of memlab with --json, for a step"
 )
 NO_RUNS = {"columns": (), "rows": ()}
 ASK = {Source.MEASURED: "measure", Source.PREDICTED: "predict", Source.RECORDED: "recorded"}

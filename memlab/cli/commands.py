@@ -8,6 +8,7 @@ an exit code. A person's mistake is a sentence on stderr and exit code 2.
 import functools
 import inspect
 import json
+import os
 import re
 import runpy
 import shutil
@@ -314,6 +315,25 @@ def picture_option(what: str) -> click.Option:
 def _check_picture(picture: Path | None) -> None:
     if picture is not None and picture.suffix.lower() not in PICTURES:
         raise ConfigError(f"--picture {picture} ends in none of {', '.join(PICTURES)}")
+    _check_file("picture", picture)
+
+
+def _check_file(option: str, path: Path | None) -> None:
+    """Check that a file can be written, before a person waits for what it is to hold.
+
+    Raises:
+        ConfigError: it cannot; the message says why.
+    """
+    if path is None:
+        return
+    why = "it cannot be written"
+    if path.is_dir():
+        why = "it is a folder"
+    elif not path.parent.is_dir():
+        why = f"there is no folder {path.parent}"
+    elif os.access(path if path.exists() else path.parent, os.W_OK):
+        return
+    raise ConfigError(f"--{option} {path}: {why}; name a file in a folder that can be written")
 
 
 @contextmanager
@@ -376,6 +396,7 @@ def run_command(
     host.
     """
     _check_picture(picture)
+    _check_file("html", page)
     found = run_script(script, arguments, device, **options)
     show(found, as_json=as_json)
     if picture is not None:

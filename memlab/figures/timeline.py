@@ -373,7 +373,7 @@ def run_timeline(result: RunResult, *, size: Size = (9.0, 3.4)) -> Figure:
     mark_peak(axes, float(x[drawn.peak_index]), peak, [f"peak {format_bytes(peak)} in {stage}"])
     if limit:
         what = " of reserved bytes" if result.peak_reserved_bytes is not None else ""
-        _mark_limit(axes, limit, what, is_shown=shown is not None)
+        _mark_limit(axes, limit, f"{what} on {result.device}", is_shown=shown is not None)
     return figure
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 8  # of a table of what holds the peak
 MOST_LETTERS = 72  # of a line of a script
+WITH_WORKSPACES = "with the workspaces of kernels, without which the script ran"
 
 
 def text_of(file: str, line: int) -> str:
@@ -401,7 +402,10 @@ class RunResult:
         limit = format_bytes(self.memory_limit_bytes or 0)
         over = [stage.name for stage in self.stages if stage.fits is False]
         if over:
-            return f"{listed(over)} {'does' if len(over) == 1 else 'do'} not fit {limit}"
+            said = f"{listed(over)} {'does' if len(over) == 1 else 'do'} not fit {limit}"
+            # a script is refused what its card has no room for, so what it asked for itself fits
+            is_refused = self.config is None and self.peak_reserved_bytes is not None
+            return f"{said} {WITH_WORKSPACES}" if is_refused else said
         is_over = max(stage.counted_bytes for stage in self.stages) > (self.memory_limit_bytes or 0)
         limit += " with less cache" if is_over else ""
         close = [stage.name for stage in self.stages if stage.close_to_limit]

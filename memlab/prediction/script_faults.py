@@ -485,12 +485,16 @@ def _other_parameters(run: _ScriptRun) -> Iterator[_Found]:
 
 
 def _unused_copies(run: _ScriptRun) -> Iterator[_Found]:
-    """Blocks of the sizes of a model's parameters that nothing reads once a model has run."""
+    """Blocks of the sizes of a model's parameters that nothing reads once a model has run.
+
+    What a backward makes are gradients, which no optimizer need know.
+    """
     if not run.facts.is_seen_to_end or not run.facts.calls:
         return
     first = run.facts.calls[0].first
     unread = [block for block in run.real if block not in run.weights | run.gradients | run.told
               and run.last_use(block) <= max(first, run.recording.blocks[block].operator)
+              and run.phase(run.recording.blocks[block].operator) is not Phase.BACKWARD
               and run.deaths[block] > run.row_after(first)]  # fmt: skip
     by_line: dict[Line, list[int]] = defaultdict(list)
     for block in unread:

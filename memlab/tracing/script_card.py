@@ -125,9 +125,8 @@ class _Named(TorchFunctionMode):
         super().__init__()
         self.device = device
         own: Any = torch.Tensor
-        self._answers = {
+        self._answers: dict[Any, Callable[..., Any]] = {
             own.is_cuda.__get__: self._is_on_card,
-            own.cuda: lambda x, device=None, non_blocking=False, **_: x.to(self.device),
             own.type: self._typed,
             own.pin_memory: lambda x, device=None: x,
             own.is_pinned: lambda x, device=None: x.device.type == "cpu",
@@ -234,6 +233,8 @@ def _replaced(
     set_device = torch.set_default_device
     yield torch, "set_default_device", lambda device: set_device(named.translated(device))
     yield torch, "Generator", _Generator
+    # a prediction around this one has a `cuda` of its own, which no mode sees
+    yield torch.Tensor, "cuda", lambda x, device=None, non_blocking=False, **_: x.to(named.device)
     yield torch.nn.DataParallel, "forward", _on_the_only_card
     yield torch.version, "cuda", CUDA_VERSION
     yield *DRIVER_VERSION, lambda: DRIVER

@@ -143,14 +143,15 @@ def see_step(script: Script, device: torch.device, card: Card | None) -> SeenSte
 
     @contextlib.contextmanager
     def around(tracker: ScriptTracker) -> Iterator[None]:
-        found.append(_StepWatch(tracker, device, Path(script.path).name))
-        with found[-1].on():
+        watch, is_stopped = _StepWatch(tracker, device, Path(script.path).name), False
+        found.append(watch)
+        with watch.on():
             try:
                 yield
             except (Enough, SystemExit):
-                found[-1].is_stopped = True
-        found[-1].finish()
-        if found[-1].is_stopped:
+                is_stopped = True
+        watch.finish()
+        if is_stopped:
             raise Enough
 
     allocator = None if device.type == "cpu" else LiveAllocator(None)
@@ -222,14 +223,12 @@ class _StepWatch(TorchFunctionMode):
 
     Attributes:
         seen: the step; None so far.
-        is_stopped: whether the script was ended.
     """
 
     def __init__(self, tracker: ScriptTracker, device: torch.device, name: str) -> None:
         super().__init__()
         self._tracker, self._device, self._name = tracker, device, name
         self.seen: SeenStep | None = None
-        self.is_stopped = False
         self._why_not = ""
         self._updates: list[_SeenUpdate] = []
         self._update = _SeenUpdate()
@@ -283,9 +282,8 @@ class _StepWatch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         is_outside = not self._depth and not self._in_backward
-        is_seen = self._is_watching and is_outside and not self._is_used
         given: Any = None
-        if is_seen:
+        if self._is_watching and is_outside and not self._is_used:
             given = self._refs_of(args, kwargs)
         out = func(*args, **kwargs)
         if is_outside:
@@ -445,7 +443,7 @@ class _StepWatch(TorchFunctionMode):
             return Ref(Of.DEVICE)
         if not isinstance(value, torch.Tensor):
             is_function = callable(value) and hasattr(value, "__qualname__")
-            if isinstance(value, PLAIN) and not isinstance(value, torch.Tensor):
+            if isinstance(value, PLAIN):
                 is_word = isinstance(value, str) and value.partition(":")[0] in ("cuda", "cpu")
                 return Ref(Of.DEVICE) if is_word else value
             if is_function and getattr(value, "__module__", "").startswith("torch"):
@@ -564,14 +562,12 @@ class _StepWatch(TorchFunctionMode):
     ) -> _Backward:
         """Return a backward with its values numbered anew."""
         renamed = {Ref(Of.CALL, old): new for new, old in enumerate(needed)}
-        of_model = refs_in(given)
         calls = [self._calls[number] for number in needed]
         used = {ref.number for each in calls if isinstance(each, LossCall)
                 for ref in refs_in((each.args, each.kwargs)) if ref.of is Of.BATCH}  # fmt: skip
-        used |= {ref.number for ref in of_model if ref.of is Of.BATCH}
-        sizes = [self._slots[ref.number].size for ref in
-                 sorted(of_model, key=lambda ref: ref.number) if ref.of is Of.BATCH]  # fmt: skip
-        size = sizes[0] if sizes else 0
+        of_batch = sorted(ref.number for ref in refs_in(given) if ref.of is Of.BATCH)
+        used |= set(of_batch)
+        size = self._slots[of_batch[0]].size if of_batch else 0
         if not size:
             raise self._refused("calls its model with no tensor that has samples along dim 0")
         forms, fixed = list[TensorForm](), list[torch.Tensor]()

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import builtins
-import concurrent.futures
+import concurrent.futures.process
 import contextlib
 import copy
 import functools
@@ -39,6 +39,7 @@ from memlab._util.torch_private import pytree
 from memlab._util.torch_private.tensors import FakeTensor, LoaderIterator, storage_key
 from memlab.tracing.recording import OpTrace
 from memlab.tracing.script_course import TensorOutline, outline
+from memlab.tracing.values import for_real
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 NO_FILES = ("/dev/", "/proc/", "/sys/")
@@ -57,6 +58,13 @@ CACHES = {  # which a library in C opens, or Python's own import
 CHANGES = {"os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod"}
 STARTS = {"subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn",
           "os.spawn"}  # fmt: skip
+# once for all runs: a worker looks for what has changed around each import of a job
+SAFETENSORS: list[Any] = []
+POOLS: list[Any] = [multiprocessing.pool.Pool]
+with contextlib.suppress(ImportError):
+    SAFETENSORS.append(importlib.import_module("safetensors.torch"))
+with contextlib.suppress(ImportError):
+    POOLS.append(importlib.import_module("multiprocess.pool").Pool)  # pickles with dill
 HERE = (None, "", "localhost", "127.0.0.1", "::1", socket.gethostname())
 NO_PROCESS = (
     "a script does not start processes while memlab runs it over tensors without memory; for ranks "
@@ -112,10 +120,14 @@ class Overlay:
         return own
 
     def folder(self, path: str) -> str:
-        """Return the folder of the run that stands for a folder, from which ".." leads on too."""
+        """Return the folder of the run that stands for a folder, from which ".." leads on too.
+
+        It does not lead to what lies beside it in the system's own folder of temporary files.
+        """
         self._make(path)
-        for above in Path(path).parents:
-            self._link(str(above))
+        for above in map(str, Path(path).parents):
+            if above != os.path.realpath(tempfile.gettempdir()):
+                self._link(above)
         return self.root + path
 
     def folder_of_script(self) -> str:
@@ -403,10 +415,8 @@ def _pools(recording: OpTrace) -> Iterator[tuple[Any, str, Any]]:
     ) -> None:  # fmt: skip
         begin(initializer, initargs)
 
-    for name in ("multiprocessing.pool", "multiprocess.pool"):  # the second pickles with dill
-        with contextlib.suppress(ImportError):
-            kind: Any = importlib.import_module(name).Pool
-            yield kind, "__init__", functools.partialmethod(pool, kind.__init__)
+    for kind in POOLS:
+        yield kind, "__init__", functools.partialmethod(pool, kind.__init__)
     executor: Any = concurrent.futures.ProcessPoolExecutor
     yield executor, "__init__", executor_made
     yield executor, "submit", lambda self, fn, /, *args, **kwargs: _Done(fn, args, kwargs)
@@ -416,26 +426,39 @@ def _pools(recording: OpTrace) -> Iterator[tuple[Any, str, Any]]:
 class _Checkpoints:
     """Files of `torch.save`, which this run writes and reads without the numbers of fake tensors.
 
-    A file holds a mark, so that it may be copied, renamed, or a buffer that the script writes.
+    A file holds a mark, so that it may be copied, renamed, or a buffer that the script writes. What
+    has all its values is written as PyTorch does where the script may write its files.
+
+    Args:
+        recording: whose notes say that a person's file holds a mark.
+        writes: whether the script may write its files.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, recording: OpTrace, *, writes: bool) -> None:
         self._held: dict[bytes, Any] = {}
+        self._recording, self._writes = recording, writes
+        self._real: set[str] = set()  # files that PyTorch wrote
 
     def replaced(self) -> Iterator[tuple[Any, str, Any]]:
         """Yield what is replaced, so that files of tensors are written and read here."""
-        yield torch, "save", self.save
+        yield torch, "save", functools.partial(self.save, torch.save)
         yield torch, "load", functools.partial(self.load, torch.load, None)
         own: Any = torch.UntypedStorage
         # by their addresses libraries find out which tensors share memory
         yield own, "data_ptr", functools.partialmethod(_address, own.data_ptr)
-        with contextlib.suppress(ImportError):
-            safe: Any = importlib.import_module("safetensors.torch")
-            yield safe, "save_file", self.save
+        for safe in SAFETENSORS:
+            yield safe, "save_file", functools.partial(self.save, safe.save_file)
             yield safe, "load_file", functools.partial(self.load, safe.load_file, "cpu")
 
-    def save(self, value: Any, file: Any, *_: Any, **__: Any) -> None:
+    def save(self, own: Any, value: Any, file: Any, *more: Any, **options: Any) -> None:
         """Keep what a file would hold, and write its mark."""
+        if self._writes and all(map(_has_values, pytree.tree_leaves(value))):
+            with for_real():
+                own(value, file, *more, **options)
+            self._real |= {_place(file)} - {""}
+            return
+        if self._writes and MARKED not in self._recording.notes:
+            self._recording.notes += (MARKED,)
         mark = MARK % len(self._held)
         self._held[mark] = pytree.tree_map_only(torch.Tensor, _Kept, value)
         with _opened(file, "wb") as opened:
@@ -448,7 +471,8 @@ class _Checkpoints:
             held = self._held.get(opened.read(len(MARK % 0)))
             opened.seek(start)
         if held is None:
-            return own(file, *more, **options)
+            with for_real() if _place(file) in self._real else contextlib.nullcontext():
+                return own(file, *more, **options)
         place = [*more, options.get("map_location"), options.get("device")]  # of either function
         device = next((each for each in place if isinstance(each, str | torch.device)), usual)
         found = pytree.tree_map_only(_Kept, lambda kept: kept(device), held)
@@ -456,6 +480,16 @@ class _Checkpoints:
 
 
 MARK = b"a checkpoint of memlab run, %08d"
+MARKED = (
+    "Tensors have no values in this run: with --write a file of torch.save or safetensors holds a "
+    "mark of memlab in their place, and cannot be read later."
+)
+
+
+def _has_values(leaf: Any) -> bool:
+    """Return whether a part of a checkpoint can be written: a tensor with values, or plain data."""
+    is_plain = isinstance(leaf, torch.Tensor | int | float | complex | str | bytes | type(None))
+    return is_plain and not isinstance(leaf, FakeTensor)
 
 
 class _Kept:
@@ -468,6 +502,11 @@ class _Kept:
     def __call__(self, device: Any) -> torch.Tensor:
         held = self._held
         return held.made(device) if isinstance(held, TensorOutline) else held.clone().to(device)
+
+
+def _place(file: Any) -> str:
+    """Return the absolute path of a file; "" for one that is open already."""
+    return os.path.abspath(os.fsdecode(file)) if isinstance(file, str | bytes | os.PathLike) else ""
 
 
 def _opened(file: Any, mode: str) -> contextlib.AbstractContextManager[Any]:
@@ -547,7 +586,7 @@ def around_script(load: Load, recording: OpTrace, home: str, *, writes: bool) ->
     os.environ.update(QUIET)
     with contextlib.ExitStack() as stack:
         stack.callback(os.chdir, os.getcwd())
-        checkpoints = _Checkpoints()
+        checkpoints = _Checkpoints(recording, writes=writes)
         replaced_parts = [*_loaders(load), *_pools(recording), *checkpoints.replaced()]
         replaced_parts.append((os, "_exit", sys.exit))
         overlay = None

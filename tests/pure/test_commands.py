@@ -525,8 +525,25 @@ def test_a_run_is_written_as_a_page(tmp_path, monkeypatch):
     page = tmp_path / "run.html"
     assert run("run", "--html", page, "train.py").exit_code == 0
     assert "train.py:9: loss = f(x)" in page.read_text()
-    done = run("run", "--html", tmp_path / "no" / "run.html", "train.py")
-    assert (done.exit_code, "--html" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("option", ["--html", "--picture"])
+@pytest.mark.parametrize(
+    ("place", "why"), [("no/x.png", "there is no folder"), ("a.png", "is a folder")]
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_run(
+    tmp_path, monkeypatch, option, place, why
+):
+    ran = []
+    monkeypatch.setattr(commands, "run_script", lambda *_, **__: ran.append(1) or a_script_run())
+    (tmp_path / "a.png").mkdir()
+    file = tmp_path / place
+    done = run("run", option, file, "train.py")
+    said = " ".join(done.stderr.split())
+    assert (done.exit_code, done.stdout, ran) == (2, "", [])
+    assert f"{option} {file}: " in said
+    assert why in said
+    assert "name a file in a folder" in said
 
 
 # notebooks and doctor

@@ -17,9 +17,10 @@ from memlab import MemlabError, Outcome, plots
 from memlab._util.torch_private.tensors import FakeTensor
 from memlab.devices import cards
 from memlab.prediction.predict_script import predict_script_in_process
-from memlab.prediction.run_result import RunResult
+from memlab.prediction.run_result import WITH_WORKSPACES, RunResult
 from memlab.running import Progress
 from memlab.tracing.person_script import Script
+from memlab.tracing.script_world import MARKED
 
 MIB = 2**20
 LOOP = """
@@ -181,6 +182,18 @@ def test_out_of_memory_is_raised_as_pytorch_raises_it_and_can_be_caught(folder):
     assert "Tried to allocate 512 MiB" in found.message
 
 
+def test_a_script_that_fits_without_workspaces_alone_is_told_so(folder):
+    text = """
+    import torch
+    layer = torch.nn.Linear(512, 512).cuda()
+    layer(torch.ones(256, 512, device="cuda")).sum().backward()
+    """
+    found = ok(run(folder, text, limit=8 * MIB))  # the workspace of cuBLAS alone has more
+    assert found.fits is False
+    assert str(found).endswith(f"does not fit 8.00 MiB {WITH_WORKSPACES}")
+    assert "without which" not in str(ok(run(folder, text, limit=64 * MIB)))
+
+
 def test_nothing_outside_changes_and_the_script_finds_what_it_wrote(folder):
     (folder / "data").mkdir()
     (folder / "data" / "numbers.txt").write_text("1 2 3")
@@ -206,6 +219,26 @@ def test_nothing_outside_changes_and_the_script_finds_what_it_wrote(folder):
     assert (folder / "data" / "numbers.txt").read_text() == "1 2 3"
     ok(run(folder, "open('log.txt', 'w').write('x')", writes=True))
     assert (folder / "log.txt").read_text() == "x"
+
+
+def test_a_checkpoint_that_may_be_written_is_torchs_own_or_a_mark_that_is_told(folder):
+    text = """
+    import torch
+    torch.save({"epoch": 3, "seen": [torch.arange(4)]}, "data.pt")
+    assert torch.load("data.pt")["seen"][0].tolist() == [0, 1, 2, 3]
+    """
+    found = ok(run(folder, text, writes=True))
+    assert MARKED not in found.notes
+    kept = torch.load(folder / "data.pt")
+    assert (kept["epoch"], kept["seen"][0].tolist()) == (3, [0, 1, 2, 3])
+
+    text += """
+    torch.save(torch.nn.Linear(4, 4).cuda().state_dict(), "model.pt")
+    assert torch.load("model.pt")["weight"].shape == (4, 4)
+    """
+    assert ok(run(folder, text, writes=True)).notes.count(MARKED) == 1
+    assert (folder / "model.pt").read_bytes().startswith(b"a checkpoint of memlab run")
+    assert MARKED not in ok(run(folder, text)).notes  # in a folder of the run
 
 
 def test_classes_of_torch_are_as_they_were(folder):

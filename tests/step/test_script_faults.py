@@ -123,6 +123,7 @@ def test_weights_that_nobody_uses(faults):
     )
     text = "ema = [w.detach().clone() for w in model.parameters()]\n" + STEP.format(more=used)
     assert not faults(text)
+    assert not faults("model(next(iter(loader)).cuda()).pow(2).mean().backward()")  # no update
 
 
 def test_a_graph_that_is_retained_counts_only_if_it_is_not_needed(faults):

@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import memlab
+from memlab._util.functions import replaced
 from memlab.errors import MemlabError
 from memlab.tracing.person_script import Script
 from memlab.tracing.script_workload import (
@@ -152,6 +153,13 @@ def test_a_model_is_that_of_the_script_before_its_first_step(tmp_path):
     assert model(torch.zeros(1, 4)).shape == (1, 4)  # with the global that its forward reads
     assert "data" not in model.forward.__globals__  # which it does not
     assert not (tmp_path / "finished.txt").exists()
+
+
+def test_a_batch_that_is_moved_by_cuda_is_on_the_host_where_a_card_is_predicted(tmp_path):
+    text = SMALL.replace("data[:8].to(device)", "data[:8].cuda()")
+    with replaced([(torch.Tensor, "cuda", lambda *_, **__: 1 / 0)]):  # a prediction has its own
+        model = small_model(written(tmp_path, text))()
+    assert {each.device.type for each in model.parameters()} == {"cpu"}
 
 
 def test_a_script_that_has_changed_or_never_calls_its_model_is_refused(tmp_path):

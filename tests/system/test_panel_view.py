@@ -16,6 +16,7 @@ from memlab.prediction import step_file
 from memlab.prediction.step_file import packed_result, result_in
 from memlab.result import Source
 from tests.panel_parts import make_result, opened
+from tests.store_parts import a_script_run
 
 GIB = 2**30
 
@@ -105,6 +106,20 @@ def test_what_a_result_says_itself_cannot_be_asked(result, asked):
     (name,) = asked
     with pytest.raises(ConfigError, match=f"^{name}=.* has no effect on a result: leave it out"):
         memlab.panel(result, **asked)
+
+
+def test_a_run_of_a_script_is_shown_as_its_page(tmp_path):
+    run = a_script_run(notes=("<i>",))
+    shown = memlab.panel(run)
+    assert shown.result is run
+    assert repr(shown) == f"<memlab view of {run}>"
+    page = shown._repr_mimebundle_()["text/html"]
+    assert all(part in page for part in (str(run), "<svg", "&lt;i&gt;", "mount(root, "))
+    assert "body { margin" not in page  # which would be that of the notebook
+    saved = shown.save(tmp_path / "run.html").read_text(encoding="utf-8")
+    assert all(part in saved for part in (str(run), "body { margin", "</html>"))
+    with pytest.raises(ConfigError, match=r"memory_limit='1GiB' has no effect on a result"):
+        memlab.panel(run, memory_limit="1GiB")
 
 
 def test_a_wrong_limit_and_a_wrong_workload_are_named(result):

@@ -10,6 +10,7 @@
  * @property {string[]} timeline.stages
  * @property {number[]} timeline.operator (instants,)
  * @property {number | null} limitBytes
+ * @property {string} device whose limit it is
  * @property {string} label the picture in words
  */
 
@@ -20,7 +21,7 @@ import { formatBytes } from "./words.js";
 const HELP = "Point at it to read it; drag over a part to zoom, double click for the whole.";
 
 /** Shows a run in place of what the element holds. @param {HTMLElement} root @param {Payload} payload */
-export function mount(root, { timeline, limitBytes, label }) {
+export function mount(root, { timeline, limitBytes, device, label }) {
   const { bytes_by_category: rows, categories, stage, stages } = timeline;
   const held = categories.map((_, column) => Float64Array.from(rows, (row) => row[column]));
   const total = Float64Array.from(rows, (row) => row.reduce((sum, bytes) => sum + bytes));
@@ -40,7 +41,7 @@ export function mount(root, { timeline, limitBytes, label }) {
       ...{ phase: new Uint8Array(rows.length), microBatch: new Int32Array(rows.length) },
       stages: { of: stage, names: stages },
     },
-    ...{ groups, limitBytes, label, before: null, measured: null, dimmed: "" },
+    ...{ groups, limitBytes, limitOf: device, label, before: null, measured: null, dimmed: "" },
     describe: (instant) => ({
       title: stages[stage[instant]],
       lines: [`${formatBytes(total[instant])} allocated`, `= ${partsOf(groups, instant)}`],

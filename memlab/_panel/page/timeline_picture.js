@@ -13,6 +13,7 @@
  * @property {Timeline} timeline
  * @property {Group[]} groups from bottom to top
  * @property {number | null} limitBytes
+ * @property {string} [limitOf] the device whose limit it is, where the page does not say it beside
  * @property {Timeline | null} before a line "before the last move"
  * @property {Timeline | null} measured a line over the areas, aligned by operator
  * @property {{bytes: number, kept: {top: number}} | null} [scale] that two pictures share: the most
@@ -382,9 +383,9 @@ function drawKey(pen, at, unnamed, theme) {
 
 /** @param {Pen} pen @param {Arranged} at @param {Theme} theme */
 function drawLimit(pen, at, theme) {
-  const limit = at.scene.limitBytes;
+  const { limitBytes: limit, limitOf } = at.scene;
   if (limit === null) return;
-  const text = `limit ${formatBytes(limit)}`;
+  const text = `limit ${formatBytes(limit)}${limitOf ? ` on ${limitOf}` : ""}`;
   if (!at.isLimitShown) {
     const half = (at.right - at.left) / 2;
     const whole = `${text}, above this picture`;

@@ -43,7 +43,8 @@ def test_it_says_the_verdict_the_lines_the_faults_and_what_is_assumed(page):
 
 def test_keys_read_the_timeline_stage_by_stage(page):
     chart = page.locator(".ml-chart")
-    assert "peak 3.00 MiB in step" in chart.get_attribute("aria-label")
+    said = chart.get_attribute("aria-label")
+    assert "peak 3.00 MiB in step, limit 8.00 MiB on t4" in said
     chart.focus()
     read = []
     for key in ("Home", "End"):
