@@ -349,10 +349,18 @@ def _growing(
 
 
 def _most_rounds(run: _ScriptRun, group: Sequence[int], ends: Sequence[int]) -> int:
-    """Return from how many rounds blocks of a group are alive at the same time."""
+    """Return from how many rounds blocks of a group are alive to the end of the same round.
+
+    Within it a batch that was loaded ahead may lie beside that of the last round.
+    """
     births, deaths = run.births[group], run.deaths[group]
     rounds = np.array([run.round(block, ends) for block in group])
-    alive = ((births <= birth) & (birth < deaths) for birth in births.tolist())
+    closed = np.array([run.row_after(end) for end in ends])[rounds[rounds < len(ends)]]
+    until = births.copy()
+    until[rounds < len(ends)] = closed
+    alive = (
+        (births <= at) & (until_then < deaths) for at, until_then in zip(births, until, strict=True)
+    )
     return max(len(set(rounds[each].tolist())) for each in alive)
 
 
