@@ -67,6 +67,19 @@ def test_a_clean_loop_has_none(faults, more):
     assert not faults(STEP.format(more=more))
 
 
+def test_batches_that_lie_beside_those_of_two_steps_before_are_no_growth(faults):
+    found = faults("""
+    older = last = None
+    for x in loader:
+        x = x.cuda()
+        older, last = last, x
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+    """)
+    assert {kind for kind, _ in found} == {FaultKind.LAST_STEP}
+
+
 def test_a_loss_and_an_output_that_keep_their_graph(faults):
     [(kind, line)] = faults("total = 0\n" + STEP.format(more="total += loss"))
     assert (kind, line) == (FaultKind.KEPT_GRAPH, "total += loss")
