@@ -157,6 +157,7 @@ class Course:
         self._is_used = True  # whether a backward, or an update, has followed the last forward
         self._modes: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self._micro_batch = self._depth = self._training_loops = 0
+        self._loads_at = 0  # the first interval of the batch that was loaded last
         self._loops: weakref.WeakKeyDictionary[Any, _LoaderLoop] = weakref.WeakKeyDictionary()
         self._loop = _LoaderLoop()
         self._paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -220,6 +221,7 @@ class Course:
             self._begin()
         elif self._kind not in ("", STEP):
             self._micro_batch += 1
+        self._loads_at = len(self._tracker.recording.intervals)
         self._mark_own()
         return self._elsewhere() if has_workers else contextlib.nullcontext()
 
@@ -276,11 +278,13 @@ class Course:
     def _become(self, kind: str, *, anew: bool = False) -> None:
         """Note what the stage is for; begin another if it is for something else."""
         if self._kind not in ("", kind) or not self.names or anew:
-            intervals, at = self._tracker.recording.intervals, -1
+            intervals = self._tracker.recording.intervals
             self._begin()
-            while intervals[at].phase is Phase.DATA:  # its batch is loaded already
-                intervals[at] = replace(intervals[at], step=len(self.names) - 1)
-                at -= 1
+            last = intervals[self._loads_at :] or intervals[-1:]
+            if any(interval.phase is not Phase.DATA for interval in last):
+                last = intervals[-1:]
+            if last[-1].phase is Phase.DATA:  # its batch is loaded already
+                intervals[-len(last) :] = [replace(i, step=len(self.names) - 1) for i in last]
         if self._kind != kind:
             self.names[-1] = FIRST if kind == STEP and FIRST not in self.names else kind
 
