@@ -216,7 +216,10 @@ def _notes(recorded: ScriptRecording, script: Script) -> tuple[str, ...]:
             "What the script would do later, and differently, is not in these numbers."
         )
     if not recorded.updates:
-        found.append("No update of weights was seen: the script does not train.")
+        found.append(
+            "No update of weights was seen: the script does not train, or not by gradients that "
+            "autograd gives to its weights."
+        )
     if script.ranks:
         found.append(
             f"It ran as the first of {script.ranks} ranks, whose collectives moved nothing: ranks "

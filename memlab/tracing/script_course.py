@@ -19,7 +19,7 @@ import contextlib
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,6 +30,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from memlab._util.torch_private import pytree
 from memlab._util.torch_private.tensors import FakeTensor, innermost_transform, storage_key
@@ -37,12 +38,14 @@ from memlab.memory.meter import name_of_class
 from memlab.trace import Phase
 from memlab.tracing.recording import OpTrace
 from memlab.tracing.script_facts import Action, Facts, Watcher
-from memlab.tracing.tracker import Tracker
+from memlab.tracing.tracker import Tracker, written_by
 from memlab.tracing.unknown import Guesses
 from memlab.tracing.values import tensors_in
 
 FIRST, STEP, BETWEEN = "first step", "step", "end"  # the last: while it is not known
 EVALUATION, GENERATION, SAVING = "evaluation", "generation", "saving"
+DETACH = torch.ops.aten.detach.default
+OWN_WEIGHT = "a weight that the script updates itself"
 MOST_BATCHES = 3  # of an evaluation that holds no more with each: the others are like the last
 MOST_LOOPS = 4  # over a loader of training data: the later ones, after the first, make one update
 MOST_FRAMES = 200  # that are searched for a `generate`
@@ -152,7 +155,10 @@ class Course:
         self.names: list[str] = []
         self.updates = 0
         self._updates_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self.is_cut = self._is_asked = self._has_gradients = self._has_ended = False
+        self.is_cut = self._is_asked = self._has_ended = False
+        self._is_in_optimizer = self._is_changed = False
+        self._leaves: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # of graphs
+        self._written: set[Any] = set()  # storages that an update would write; empty after it
         self._is_last = False
         self._is_used = True  # whether a backward, or an update, has followed the last forward
         self._modes: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
@@ -180,7 +186,7 @@ class Course:
             (torch.optim.Optimizer, "__init__", self._watcher.made_optimizer),
             (torch, "save", functools.partial(_surrounded, self._saved)),
             (torch.nn.Module, "__call__", self._abridged),
-            (torch.nn.Module, "zero_grad", functools.partial(_surrounded, self._zeroed)),
+            (torch.autograd, "grad", self._graded),
         ):
             own[holder, name] = getattr(holder, name)
             setattr(holder, name, made(own[holder, name]))
@@ -385,15 +391,53 @@ class Course:
         self._is_used = True
         self._mark(Phase.BACKWARD)
         yield
-        self._has_gradients = True
+        self._expect_update()
         self._micro_batch += 1
         self._mark_own()
 
-    @contextlib.contextmanager
-    def _zeroed(self) -> Iterator[None]:
-        if self._has_gradients:  # a loop that changes its weights without an optimizer
-            self._count_update(type(self))
-        yield
+    def _graded(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        def grad(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("create_graph"):  # a part of a loss
+                return own(*args, **kwargs)
+            self._stop_after_last()
+            found = own(*args, **kwargs)
+            self._expect_update()
+            return found
+
+        return grad
+
+    def _expect_update(self) -> None:
+        self._written = {storage_key(each.untyped_storage()) for each in self._leaves}
+
+    def look(self, func: Any, args: Sequence[Any]) -> None:
+        """Look for an update that no optimizer makes, before an operator runs.
+
+        Weights are written, or replaced, after gradients were computed; the operator that next
+        reads one for a graph begins another step.
+        """
+        if self._is_in_optimizer:
+            return
+        if torch.is_grad_enabled() and func is not DETACH:  # as `weight.data` does
+            read = [each for each in tensors_in(args) if each.requires_grad]
+            for each in read:
+                key = storage_key(each.untyped_storage()) if each.is_leaf else None
+                if key is not None and self._leaves.get(each, key) != key:
+                    self._update_by_script(each)
+                if key is not None:
+                    self._leaves[each] = key
+            if read and self._is_changed:
+                self._count_update(type(self))
+        if self._written and 0 in written_by(func):
+            for each in tensors_in(args[:1]):
+                if storage_key(each.untyped_storage()) in self._written:
+                    self._update_by_script(each)
+
+    def _update_by_script(self, weight: torch.Tensor) -> None:
+        if self._written and not self._is_changed:
+            self._become(STEP)
+            self._is_used = self._is_changed = True
+        if (block := self._tracker.blocks.block_of(weight)) is not None:
+            self._tracker.recording.parameters.setdefault(block, OWN_WEIGHT)
 
     @contextlib.contextmanager
     def _saved(self) -> Iterator[None]:
@@ -406,7 +450,7 @@ class Course:
 
     def _update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._become(STEP)
-        self._is_used = True
+        self._is_used = self._is_in_optimizer = True
         self._watcher.update(optimizer, self._roots)
         self._micro_batch = max(self._micro_batch - 1, 0)
         self._mark(Phase.OPTIMIZER)
@@ -417,7 +461,8 @@ class Course:
         self._count_update(optimizer)
 
     def _count_update(self, by: Any) -> None:
-        self._has_gradients = False
+        self._is_in_optimizer = self._is_changed = False
+        self._written = set()
         self.updates += 1
         self._updates_of[by] = self._updates_of.get(by, 0) + 1
         self._is_last = self._is_over and (not self._is_asked or self._training_loops >= MOST_LOOPS)

@@ -358,7 +358,7 @@ class Tracker(TorchDispatchMode):
 
         if self._notes_arguments:
             operator.reads = self.blocks.of(args)
-            operator.writes = self.blocks.of([args[i] for i in _written(func) if i < len(args)])
+            operator.writes = self.blocks.of([args[i] for i in written_by(func) if i < len(args)])
         tensors = tensors_in(out)
         operator.crosses = func in COPIES and len({t.device for t in tensors_in([out, *args])}) > 1
         operator.beside = operator.crosses and _is_called_by(copy_on)
@@ -444,7 +444,7 @@ def is_of_list(func: Any, args: Any) -> bool:
 
 
 @functools.cache
-def _written(func: Any) -> tuple[int, ...]:
+def written_by(func: Any) -> tuple[int, ...]:
     """Return the positions of the arguments that an operator changes in place."""
     return tuple(
         position

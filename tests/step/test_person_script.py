@@ -98,6 +98,30 @@ def test_a_step_counted_by_hand(folder):
     assert {name: nbytes for name, nbytes in held.items() if nbytes >= MIB} == end
 
 
+@pytest.mark.parametrize(
+    "update",
+    [
+        "weight.data += -0.1 * weight.grad",
+        "weight.data = weight.data - 0.1 * weight.grad",
+        "torch.no_grad()(weight.sub_)(0.1 * weight.grad)",
+        "weight.detach().sub_(torch.autograd.grad(weight.exp().sum(), weight)[0])",
+    ],
+)
+def test_a_loop_that_updates_its_weights_itself_is_followed(folder, update):
+    text = f"""
+    import torch
+    weight = torch.randn(1024, 256, device="cuda", requires_grad=True)
+    for _ in range(100_000):
+        weight.exp().sum().backward()
+        {update}
+        weight.grad = None
+    """
+    found = ok(run(folder, text))
+    assert "step" in [stage.name for stage in found.stages]
+    assert found.stage("step").bytes_by_category["parameters"] == MIB
+    assert any("training after 3 updates" in note for note in found.notes)
+
+
 def test_stages_lines_and_what_is_assumed_are_told(folder):
     found = ok(run(folder, LOOP.format(workers=2)))
     names = [stage.name for stage in found.stages]
