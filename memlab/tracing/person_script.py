@@ -166,7 +166,7 @@ class ScriptTracker(Tracker):
         self._allocator, self._home = allocator, home
         self._at = NOWHERE
         self.lines: list[Line] = []  # of each operator
-        self.look: Callable[[Any, Sequence[Any]], None] | None = None  # before each operator
+        self.look: Callable[..., None] | None = None  # before each operator
         super().__init__(device_type)
 
     def restart(self) -> None:
@@ -180,7 +180,7 @@ class ScriptTracker(Tracker):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator on fake tensors, or for real what only reads and makes data."""
         if self.look is not None:
-            self.look(func, args)
+            self.look(func, args, kwargs or {})
         is_real = all(kind is torch.Tensor for kind in types)
         if not is_real or not is_of_data(func, args, kwargs or {}):
             if func is COPY and is_real:  # from the host to the card

@@ -4,7 +4,7 @@
     a module runs, with gradients       a training step goes forward
     `backward`                          it goes backward; then comes its next micro-batch, if any
     an optimizer's `step`               it updates; what comes then belongs to the next stage
-    `zero_grad` of a model, without it  it has updated by itself
+    weights are written without it      it updates by itself (`script_updates.py`)
     a module runs, without gradients    an evaluation, or a generation inside of a `generate`
     `torch.save`                        a checkpoint is saved
 
@@ -19,7 +19,7 @@ import contextlib
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,7 +30,6 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from memlab._util.torch_private import pytree
 from memlab._util.torch_private.tensors import FakeTensor, innermost_transform, storage_key
@@ -38,14 +37,13 @@ from memlab.memory.meter import name_of_class
 from memlab.trace import Phase
 from memlab.tracing.recording import OpTrace
 from memlab.tracing.script_facts import Action, Facts, Watcher
-from memlab.tracing.tracker import Tracker, written_by
+from memlab.tracing.script_updates import OwnUpdates
+from memlab.tracing.tracker import Tracker
 from memlab.tracing.unknown import Guesses
 from memlab.tracing.values import tensors_in
 
 FIRST, STEP, BETWEEN = "first step", "step", "end"  # the last: while it is not known
 EVALUATION, GENERATION, SAVING = "evaluation", "generation", "saving"
-DETACH = torch.ops.aten.detach.default
-OWN_WEIGHT = "a weight that the script updates itself"
 MOST_BATCHES = 3  # of an evaluation that holds no more with each: the others are like the last
 MOST_LOOPS = 4  # over a loader of training data: the later ones, after the first, make one update
 MOST_FRAMES = 200  # that are searched for a `generate`
@@ -156,9 +154,7 @@ class Course:
         self.updates = 0
         self._updates_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.is_cut = self._is_asked = self._has_ended = False
-        self._is_in_optimizer = self._is_changed = False
-        self._leaves: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # of graphs
-        self._written: set[Any] = set()  # storages that an update would write; empty after it
+        self._own = OwnUpdates(tracker)
         self._is_last = False
         self._is_used = True  # whether a backward, or an update, has followed the last forward
         self._modes: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
@@ -192,6 +188,7 @@ class Course:
             setattr(holder, name, made(own[holder, name]))
         try:
             yield
+            self._count_own()
         finally:
             for hook in hooks:
                 hook.remove()
@@ -208,6 +205,7 @@ class Course:
         Raises:
             StopIteration: the loop has shown what it does.
         """
+        self._count_own()
         loop = self._loops.setdefault(iterator, _LoaderLoop())
         is_training = loop.kind == STEP
         self._is_asked = True
@@ -240,7 +238,7 @@ class Course:
     @property
     def _is_over(self) -> bool:
         """Whether each optimizer has made its updates, or one of them twice as many."""
-        counts = self._updates_of.values()
+        counts = list(self._updates_of.values())
         least, most = min(counts, default=0), max(counts, default=0)
         return least >= self._most or most >= 2 * self._most
 
@@ -304,6 +302,7 @@ class Course:
 
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not self._depth:
+                self._count_own()
                 self._stop_after_last()
                 changed = self._watcher.is_changed(Action.WITHOUT_GRAPH, module.training)
                 if changed and torch.is_grad_enabled():
@@ -386,61 +385,44 @@ class Course:
 
     @contextlib.contextmanager
     def _backward(self) -> Iterator[None]:
+        self._count_own()
         self._stop_after_last()
         self._become(STEP)
         self._is_used = True
         self._mark(Phase.BACKWARD)
         yield
-        self._expect_update()
+        self._own.is_expected = True
         self._micro_batch += 1
         self._mark_own()
 
     def _graded(self, own: Callable[..., Any]) -> Callable[..., Any]:
         def grad(*args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("create_graph"):  # a part of a loss
+            if self._watcher.has_optimizers or kwargs.get("create_graph"):  # a part of a loss
                 return own(*args, **kwargs)
-            self._stop_after_last()
-            found = own(*args, **kwargs)
-            self._expect_update()
-            return found
+            with self._backward():
+                return own(*args, **kwargs)
 
         return grad
 
-    def _expect_update(self) -> None:
-        self._written = {storage_key(each.untyped_storage()) for each in self._leaves}
-
-    def look(self, func: Any, args: Sequence[Any]) -> None:
-        """Look for an update that no optimizer makes, before an operator runs.
-
-        Weights are written, or replaced, after gradients were computed; the operator that next
-        reads one for a graph begins another step.
-        """
-        if self._is_in_optimizer:
+    def look(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Look for an update that no optimizer makes, before an operator runs."""
+        if self._watcher.has_optimizers:
             return
-        if torch.is_grad_enabled() and func is not DETACH:  # as `weight.data` does
-            read = [each for each in tensors_in(args) if each.requires_grad]
-            for each in read:
-                key = storage_key(each.untyped_storage()) if each.is_leaf else None
-                if key is not None and self._leaves.get(each, key) != key:
-                    self._update_by_script(each)
-                if key is not None:
-                    self._leaves[each] = key
-            if read and self._is_changed:
-                self._count_update(type(self))
-        if self._written and 0 in written_by(func):
-            for each in tensors_in(args[:1]):
-                if storage_key(each.untyped_storage()) in self._written:
-                    self._update_by_script(each)
-
-    def _update_by_script(self, weight: torch.Tensor) -> None:
-        if self._written and not self._is_changed:
+        was_pending = self._own.is_pending
+        reads = self._own.reads(func, args)
+        if self._own.writes(func, args, kwargs) and not was_pending:
             self._become(STEP)
-            self._is_used = self._is_changed = True
-        if (block := self._tracker.blocks.block_of(weight)) is not None:
-            self._tracker.recording.parameters.setdefault(block, OWN_WEIGHT)
+            self._is_used = True
+        if reads and not self._depth:  # of the next step
+            self._count_own()
+
+    def _count_own(self) -> None:
+        if self._own.is_pending:
+            self._count_update(self._own)
 
     @contextlib.contextmanager
     def _saved(self) -> Iterator[None]:
+        self._count_own()
         self._stop_after_last()
         self._become(SAVING)
         self._mark(Phase.FORWARD)
@@ -450,7 +432,7 @@ class Course:
 
     def _update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._become(STEP)
-        self._is_used = self._is_in_optimizer = True
+        self._is_used = True
         self._watcher.update(optimizer, self._roots)
         self._micro_batch = max(self._micro_batch - 1, 0)
         self._mark(Phase.OPTIMIZER)
@@ -461,8 +443,7 @@ class Course:
         self._count_update(optimizer)
 
     def _count_update(self, by: Any) -> None:
-        self._is_in_optimizer = self._is_changed = False
-        self._written = set()
+        self._own.end()
         self.updates += 1
         self._updates_of[by] = self._updates_of.get(by, 0) + 1
         self._is_last = self._is_over and (not self._is_asked or self._training_loops >= MOST_LOOPS)

@@ -158,6 +158,11 @@ class Watcher:
             for change in self._changes
         )
 
+    @property
+    def has_optimizers(self) -> bool:
+        """Whether the script has made an optimizer."""
+        return len(self._optimizers) > 0
+
     def made_optimizer(self, own: Callable[..., None]) -> Callable[..., None]:
         """Return the `__init__` of optimizers, which notes where each was made."""
 

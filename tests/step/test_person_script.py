@@ -103,6 +103,7 @@ def test_a_step_counted_by_hand(folder):
     [
         "weight.data += -0.1 * weight.grad",
         "weight.data = weight.data - 0.1 * weight.grad",
+        "torch.sub(weight.detach(), 0.1 * weight.grad, out=weight.detach())",
         "torch.no_grad()(weight.sub_)(0.1 * weight.grad)",
         "weight.detach().sub_(torch.autograd.grad(weight.exp().sum(), weight)[0])",
     ],
@@ -120,6 +121,55 @@ def test_a_loop_that_updates_its_weights_itself_is_followed(folder, update):
     assert "step" in [stage.name for stage in found.stages]
     assert found.stage("step").bytes_by_category["parameters"] == MIB
     assert any("training after 3 updates" in note for note in found.notes)
+
+
+def test_a_model_without_an_optimizer_has_the_kinds_of_one_with_it(folder):
+    text = """
+    import torch
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU()).cuda()
+    {made}
+    for _ in range(9):
+        model(torch.randn(4096, 256, device="cuda")).sum().backward()
+        {update}
+        model.zero_grad()
+    """
+    own = "[weight.data.sub_(weight.grad) for weight in model.parameters()]"
+    mine = ok(run(folder, text.format(made="", update=own)))
+    theirs = ok(run(folder, text.format(
+        made="optimizer = torch.optim.SGD(model.parameters(), foreach=False)",
+        update="optimizer.step()",
+    )))  # fmt: skip
+    assert [stage.name for stage in mine.stages] == [stage.name for stage in theirs.stages]
+    kinds = [found.stage("step").bytes_by_category for found in (mine, theirs)]
+    assert kinds[0]["activations"] == kinds[1]["activations"]
+    assert kinds[0]["parameters"] == kinds[1]["parameters"]
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "delta.data.add_(torch.autograd.grad(loss(delta), delta)[0].sign())",
+        "loss(delta).backward(); model.weight.data.clamp_(-1, 1)",
+    ],
+)
+def test_what_is_written_beside_an_optimizer_is_no_update(folder, attack):
+    text = f"""
+    import torch
+    model = torch.nn.Linear(256, 256).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    loss = lambda delta: model(x + delta).square().mean()
+    for _ in range(9):
+        x = torch.randn(512, 256, device="cuda")
+        delta = torch.zeros_like(x, requires_grad=True)
+        for _ in range(7):
+            {attack}
+        loss(delta.detach()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    """
+    found = ok(run(folder, text))
+    assert any("training after 3 updates" in note for note in found.notes)
+    assert found.stage("step").bytes_by_category["optimizer_state"] > 2 * 256 * 256 * 4
 
 
 def test_stages_lines_and_what_is_assumed_are_told(folder):
