@@ -12,8 +12,9 @@
   Triton kernels.
 - `person_script.py` records a person's own script in the same way: `script_card.py` is the card
   that it finds, `script_world.py` its files, processes and loaders, `script_ranks.py` its ranks,
-  `script_course.py` its stages, `script_facts.py` what else it did. `script_step.py` sees its
-  training step, `script_workload.py` is that step as a workload.
+  `script_course.py` its stages, `script_updates.py` its updates without an optimizer,
+  `script_facts.py` what else it did. `script_step.py` sees its training step,
+  `script_workload.py` is that step as a workload.
 - `simulated_ranks.py`: one of many ranks, without the others.
 - Libraries: `transformers_attention.py`, `bitsandbytes_layers.py`.
 """

@@ -234,6 +234,10 @@ class ScriptLoss:
         return f"ScriptLoss({', '.join(map(name_of, self.calls)) or 'of the model'})"
 
 
+def _load(_: Any, __: bool) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()  # nothing is noted of a batch
+
+
 def name_of(call: LossCall) -> str:
     """Return the name of the function that is called."""
     return str(getattr(call.function, "__name__", call.function)).strip("_")
@@ -431,8 +435,7 @@ class ScriptModel:
                 stack.enter_context(parameters_made_of(lambda real: mode.from_tensor(real).clone()))
                 stack.enter_context(converted_by(functools.partial(converted, mode)))
                 stack.enter_context(_DataIsReal())
-            load = lambda *_: contextlib.nullcontext()  # noqa: E731
-            stack.enter_context(around_script(load, OpTrace(), home, writes=False))
+            stack.enter_context(around_script(_load, OpTrace(), home, writes=False))
             if self.has_card:
                 found = found_by_script(host, self.card, LiveAllocator(None), Streams())
                 stack.enter_context(found)
