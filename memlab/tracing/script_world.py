@@ -26,7 +26,7 @@ import socket
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,12 +122,12 @@ class Overlay:
     def folder(self, path: str) -> str:
         """Return the folder of the run that stands for a folder, from which ".." leads on too.
 
-        It does not lead to what lies beside it in the system's own folder of temporary files.
+        In the system's own folder of temporary files it leads to what holds packages alone.
         """
         self._make(path)
         for above in map(str, Path(path).parents):
-            if above != os.path.realpath(tempfile.gettempdir()):
-                self._link(above)
+            is_temporary = above == os.path.realpath(tempfile.gettempdir())
+            self._link(above, _packages_in(above) if is_temporary else None)
         return self.root + path
 
     def folder_of_script(self) -> str:
@@ -179,12 +179,19 @@ class Overlay:
         self._link(folder)
         self._made.add(folder)
 
-    def _link(self, folder: str) -> None:
+    def _link(self, folder: str, names: Iterable[str] | None = None) -> None:
         own = self.root + folder
         with contextlib.suppress(PermissionError):  # of a folder above that nobody may list
-            for name in _listdir(folder):
+            for name in _listdir(folder) if names is None else names:
                 if not os.path.lexists(os.path.join(own, name)):
                     os.symlink(os.path.join(folder, name), os.path.join(own, name))
+
+
+def _packages_in(folder: str) -> set[str]:
+    """Return the names in a folder that lead to where modules are imported from."""
+    inside = folder.rstrip(os.sep) + os.sep
+    return {each.removeprefix(inside).partition(os.sep)[0]
+            for each in sys.path if each.startswith(inside)}  # fmt: skip
 
 
 def _is_link_to(own: str, real: str) -> bool:
