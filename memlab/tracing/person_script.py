@@ -333,6 +333,7 @@ def record_script(
     """
     home = str(Path(script.path).resolve().parent) if not script.is_module else os.getcwd()
     tracker = ScriptTracker(device.type, allocator, home)
+    tracker.draws.are_followed = True  # scripts read losses: nearly each would run once more
     courses: list[Course] = []
     facts: list[Facts] = []
     ended: list[str] = []
