@@ -153,7 +153,7 @@ class Course:
         self.names: list[str] = []
         self.updates = 0
         self._updates_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self.is_cut = self._is_asked = self._has_ended = False
+        self.is_cut = self._is_asked = self._has_ended = self._is_in_backward = False
         self._own = OwnUpdates(tracker)
         self._is_last = False
         self._is_used = True  # whether a backward, or an update, has followed the last forward
@@ -344,7 +344,7 @@ class Course:
         return isinstance(leaf, FakeTensor) and not is_followed
 
     def _enter(self, module: torch.nn.Module, _: Any) -> None:
-        if not self._depth and not _is_inside():
+        if not self._depth and not self._is_inside():
             kind = STEP if torch.is_grad_enabled() else kind_without_gradients()
             is_switched = self._modes.get(module, module.training) != module.training
             self._become(
@@ -366,8 +366,13 @@ class Course:
         self._depth -= 1
         if self._calls.pop() is not None:
             self._tracker.end_module()
-        if not self._depth and innermost_transform() is None:
+        if not self._depth and not self._is_inside():
             self._watcher.leave(out)
+
+    def _is_inside(self) -> bool:
+        """Return whether torch calls a module: a transform, a compiler, a recomputation."""
+        is_called_by_torch = torch.compiler.is_compiling() or innermost_transform() is not None
+        return is_called_by_torch or self._is_in_backward
 
     def _know(self, module: torch.nn.Module) -> None:
         """Remember the paths of a model's modules, and its parameters, when it first runs."""
@@ -385,13 +390,23 @@ class Course:
 
     @contextlib.contextmanager
     def _backward(self) -> Iterator[None]:
+        if self._is_in_backward:  # a checkpoint runs one of its own
+            yield
+            return
         self._count_own()
         self._stop_after_last()
         self._become(STEP)
-        self._is_used = True
+        self._is_used = self._is_in_backward = True
+        updates = sum(self._updates_of.values())
         self._mark(Phase.BACKWARD)
-        yield
+        try:
+            yield
+        finally:
+            self._is_in_backward = False
         self._own.is_expected = True
+        if sum(self._updates_of.values()) > updates:  # by hooks of its parameters
+            self._end_step()
+            return
         self._micro_batch += 1
         self._mark_own()
 
@@ -417,8 +432,9 @@ class Course:
             self._count_own()
 
     def _count_own(self) -> None:
-        if self._own.is_pending:
-            self._count_update(self._own)
+        if self._own.is_pending and not self._is_in_backward:
+            self._updates_of[self._own] = self._updates_of.get(self._own, 0) + 1
+            self._end_step()
 
     @contextlib.contextmanager
     def _saved(self) -> Iterator[None]:
@@ -434,27 +450,26 @@ class Course:
         self._become(STEP)
         self._is_used = True
         self._watcher.update(optimizer, self._roots)
-        self._micro_batch = max(self._micro_batch - 1, 0)
+        if not self._is_in_backward:
+            self._micro_batch = max(self._micro_batch - 1, 0)
         self._mark(Phase.OPTIMIZER)
 
     def _updated(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for root in self._roots:
             self._tracker.know_states(root, optimizer)
-        self._count_update(optimizer)
+        self._updates_of[optimizer] = self._updates_of.get(optimizer, 0) + 1
+        if self._is_in_backward:
+            self._mark(Phase.BACKWARD)
+        else:
+            self._end_step()
 
-    def _count_update(self, by: Any) -> None:
+    def _end_step(self) -> None:
         self._own.end()
         self.updates += 1
-        self._updates_of[by] = self._updates_of.get(by, 0) + 1
         self._is_last = self._is_over and (not self._is_asked or self._training_loops >= MOST_LOOPS)
         self._is_asked = False
         self._begin()
         self._mark_own()
-
-
-def _is_inside() -> bool:
-    """Return whether a module is called by `torch.compile`, or by `torch.func` on its wrappers."""
-    return torch.compiler.is_compiling() or innermost_transform() is not None
 
 
 def named_by_use(names: list[str], recording: OpTrace, facts: Facts) -> list[str]:

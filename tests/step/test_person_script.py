@@ -145,6 +145,53 @@ def test_a_model_without_an_optimizer_has_the_kinds_of_one_with_it(folder):
     assert kinds[0]["parameters"] == kinds[1]["parameters"]
 
 
+def test_updates_in_hooks_of_a_backward_are_one_step(folder):
+    text = """
+    import torch
+    weights = [torch.randn(512, 512, device="cuda", requires_grad=True) for _ in range(3)]
+    optimizers = {w: torch.optim.SGD([w], momentum=0.9, foreach=False) for w in weights}
+    def update(weight):
+        optimizers[weight].step()
+        optimizers[weight].zero_grad()
+    for weight in weights:
+        weight.register_post_accumulate_grad_hook(update)
+    for _ in range(100):
+        out = torch.ones(512, 512, device="cuda")
+        for weight in weights:
+            out = (out @ weight).relu()
+        out.sum().backward()
+    """
+    found = ok(run(folder, text))
+    assert [stage.name for stage in found.stages] == ["build", "first step", "step", "end"]
+    assert any("training after 3 updates" in note for note in found.notes)
+    held = found.stage("step").bytes_by_category
+    assert held["parameters"] == held["optimizer_state"] == 3 * MIB
+    assert held.get("gradients", 0) < MIB  # none outlives its hook
+
+
+def test_a_checkpoint_that_runs_its_own_backward_is_a_part_of_the_step(folder):
+    text = """
+    import torch
+    from torch.utils.checkpoint import checkpoint
+    class Model(torch.nn.Sequential):
+        def forward(self, out):
+            for layer in self:
+                out = checkpoint(layer, out, use_reentrant={})
+            return out.relu()
+    model = Model(*[torch.nn.Linear(256, 256) for _ in range(3)]).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), foreach=False)
+    for _ in range(9):
+        out = torch.randn(4096, 256, device="cuda", requires_grad=True)
+        model(out).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    """
+    kinds = [ok(run(folder, text.format(is_reentrant))).stage("step").bytes_by_category
+             for is_reentrant in (True, False)]  # fmt: skip
+    assert kinds[0]["inputs"] == kinds[1]["inputs"]
+    assert kinds[0]["activations"] == kinds[1]["activations"]
+
+
 @pytest.mark.parametrize(
     "attack",
     [
