@@ -143,6 +143,7 @@ def from_recording(
     *,
     report: Report,
     text: str,
+    place: str = "",
 ) -> Made | Failure:
     """Record something in this process and return the result of `make`, or why there is none.
 
@@ -153,6 +154,7 @@ def from_recording(
         target: a CPU, or a CUDA card that need not be there.
         report: called with the progress. It may raise an error to stop the recording.
         text: of the progress.
+        place: what raises the errors; "" is the step of a workload, by its phase.
     """
     tracker, threads = None, torch.get_num_threads()
     try:
@@ -170,7 +172,7 @@ def from_recording(
             recorded = record(device, tracker)
         return make(recorded)
     except (Exception, SystemExit) as error:  # what a person's model raises is an outcome
-        failure = _failure(error, tracker)
+        failure = _failure(error, tracker, place)
         # the error and its frames refer to one another, and the frames to a model built for real,
         # which would stay beside that of the next prediction
         traceback.clear_frames(error.__traceback__)
@@ -208,8 +210,8 @@ def _recording_for(target: Target) -> Iterator[torch.device]:
             yield device
 
 
-def _failure(error: BaseException, tracker: Tracker | None) -> Failure:
-    place = "building the step" if tracker is None else tracker.place()
+def _failure(error: BaseException, tracker: Tracker | None, named: str) -> Failure:
+    place: object = named or ("building the step" if tracker is None else tracker.place())
     outcome, message = explain(_in_other_words(error, place), place)
     if outcome is Outcome.OUT_OF_MEMORY:  # this machine's memory, not the step's
         outcome = Outcome.UNSUPPORTED

@@ -114,7 +114,7 @@ def predict_script_in_process(
         return with_judgement(result, found.replayed)
 
     text = f"running {name} over fake tensors"
-    made = from_recording(record, make, config, target, report=report, text=text)
+    made = from_recording(record, make, config, target, report=report, text=text, place=name)
     if isinstance(made, Failure):
         return RunResult(**facts, outcome=made.outcome, message=made.message)
     return made
@@ -128,10 +128,10 @@ def script_step_in_process(script: Script, target: Target, *, report: Report) ->
         target: a CPU, or a CUDA card that need not be there.
         report: called as the run goes on; what it raises ends it.
     """
+    name = Path(script.path).name
     return from_recording(
         lambda device, _: see_step(script, device, target.card), lambda seen: seen,
-        StepConfig(), target, report=report,
-        text=f"running {Path(script.path).name} over fake tensors",
+        StepConfig(), target, report=report, text=f"running {name} over fake tensors", place=name,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import ast
 import contextlib
 import functools
 import linecache
+import os
 import sys
 import weakref
 from collections import Counter
@@ -439,7 +440,9 @@ def _module(frame: FrameType) -> str:
 
 
 def _line(frame: FrameType) -> str:
-    return f"line {frame.f_lineno} of {_module(frame)}"
+    module = _module(frame)
+    where = os.path.basename(frame.f_code.co_filename) if module == "__main__" else module
+    return f"line {frame.f_lineno} of {where}"
 
 
 @functools.lru_cache(maxsize=1024)
