@@ -160,8 +160,8 @@ KINDS = {
     r"CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory|OUT_OF_DEVICE_MEMORY|"
     r"kIOGPUCommandBufferCallbackErrorOutOfMemory",
     SHARED: r"killed by signal: Bus error|insufficient shared memory|out of shared memory|"
-    r"RuntimeError: unable to write to file\b|unable to (?:open|resize) .{0,60}No space left on device|"
-    r"creating shared memory segment",
+    r"RuntimeError: unable to write to file\b|creating shared memory segment|"
+    r"unable to (?:open|resize) .{0,60}No space left on device",
     HOST: r"DefaultCPUAllocator: can't allocate memory|not enough memory: you tried to allocate|"
     r"unable to mmap|Cannot allocate memory|(?:\b|_Array)MemoryError\b|\bstd::bad_alloc\b|"
     r"paging file is too small|OUT_OF_HOST_MEMORY|\boom[-_ ]kill|OOMKilled|"
@@ -332,6 +332,8 @@ def _of_card(error: _Error) -> tuple[_Verdicts, list[str]]:
         verdicts[CauseName.REQUEST] = (
             (LIKELY, f"{asked} in one piece is more than the {capacity} of the card")
             if asked.low > capacity.high
+            else (POSSIBLE, f"{asked} in one piece is all of the {capacity} of the card")
+            if asked.high > capacity.low
             else (EXCLUDED, f"{asked} is less than the {capacity} of the card")
         )
     elif asked and asked.low > MOST_OF_A_CARD:

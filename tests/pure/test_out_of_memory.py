@@ -316,6 +316,11 @@ def test_a_quoted_and_wrapped_message_is_read():
     assert memlab.explain_error(f"> {quoted}") == memlab.explain_error(FULL)
 
 
+def test_a_request_of_about_the_card_is_not_excluded():
+    text = "CUDA out of memory. Tried to allocate 15.91 GiB (GPU 0; 15.90 GiB total capacity"
+    assert verdicts(text)["one tensor larger than the card"] == "possible"
+
+
 def test_a_thousandth_of_slack_is_no_fragmentation():
     text = modern("20.00 MiB", "23.69 GiB", "10.00 MiB", "23.50 GiB", "22.80 GiB", "120.00 MiB")
     assert verdicts(text)["fragmentation"] == "unknown"
