@@ -281,10 +281,13 @@ EVALUATES = re.compile(
     r"\b(?:model|trainer)\.(?:generate|evaluate|validate|predict)\("
 )
 EVALUATES_BY_NAME = re.compile(  # of a function or a file that is the person's own
-    r"^(?:eval|validat)\w*$|"
-    r"^(?:\w*_)?(?:val|valid|validate|validation|eval|evaluate|evaluation|test)(?:_\w*)?$|"
+    r"^(?:\w*_)?(?:(?:eval|validat)\w*|val(?:id)?(?:_\w*)?|test_(?:step|epoch|loop))$|"
     r"(?:^|[\\/])(?:(?:eval|valid|infer)\w*|generate|predict|sample|test)\.py$"
 )
+EVALUATES_BY_BAR = re.compile(  # in the last line that tells a progress
+    r"\b(?:valid|validating|validation|evaluating|evaluation|testing|predicting)\b", re.IGNORECASE
+)
+PROGRESS = re.compile(r"^.*\d%.*$", re.MULTILINE)
 TRAINS = re.compile(
     r"\.backward\(|\boptim\w*\.step\(|\bin (?:training_step|compute_loss|_init_group)\b|"
     r"\btrain_one_epoch\b|\brun_backward\b"
@@ -297,7 +300,7 @@ LATER = re.compile(
     re.IGNORECASE,
 )
 LOADING = re.compile(  # lines whose progress is not that of steps
-    r"^.*(?:loading|fetching|shards|\bmap\b|tokeniz|filter|extracting).*$",
+    r"^.*(?:loading|fetching|shards|\bmap\b|tokeniz|\bfilter\b|extracting).*$",
     re.IGNORECASE | re.MULTILINE,
 )
 PINS = re.compile(r"\bpin memory thread\b|\bin (?:\w+\.)*_?pin_memory\b|\bcudaHostAlloc\b")
@@ -329,13 +332,9 @@ def _of_card(error: _Error) -> tuple[_Verdicts, list[str]]:
         CauseName.SHARED: (EXCLUDED, "the memory of the card ran out"),
     }
     if asked and capacity:
-        verdicts[CauseName.REQUEST] = (
-            (LIKELY, f"{asked} in one piece is more than the {capacity} of the card")
-            if asked.low > capacity.high
-            else (POSSIBLE, f"{asked} in one piece is all of the {capacity} of the card")
-            if asked.high > capacity.low
-            else (EXCLUDED, f"{asked} is less than the {capacity} of the card")
-        )
+        level = POSSIBLE if asked.high > capacity.low else EXCLUDED
+        level = LIKELY if asked.low > capacity.high else level
+        verdicts[CauseName.REQUEST] = level, f"{asked} in one piece, of a card with {capacity}"
     elif asked and asked.low > MOST_OF_A_CARD:
         level = LIKELY if asked.low > TIB else POSSIBLE
         verdicts[CauseName.REQUEST] = level, f"{asked} in one piece is more than most cards have"
@@ -344,9 +343,9 @@ def _of_card(error: _Error) -> tuple[_Verdicts, list[str]]:
     if "can NOT allocate memory block" in error.words:
         verdicts[CauseName.LIMIT] = LIKELY, "the driver gives no piece of that size"
     if asked is None or free is None:
-        if asked and capacity is None and "allowed_bytes" in sizes:
+        if capacity is None and "allowed_bytes" in sizes:
             return verdicts | _of_mps(sizes), notes
-        return _of_few(error, asked, capacity, free, reserved or allocated) | verdicts, notes
+        return _of_few(asked, capacity, free, reserved or allocated) | verdicts, notes
     verdicts[CauseName.LIMIT] = _limit(sizes, asked, free, reserved)
     if verdicts[CauseName.LIMIT][0] is EXCLUDED and re.match("HIP|XPU", error.words):
         verdicts[CauseName.LIMIT] = UNKNOWN, "the driver may offer less than the card has"
@@ -376,7 +375,7 @@ def _of_card(error: _Error) -> tuple[_Verdicts, list[str]]:
         else:
             verdicts[CauseName.STEP] = (POSSIBLE, held)
     else:
-        verdicts = _of_few(error, asked, capacity, free, allocated) | verdicts
+        verdicts = _of_few(asked, capacity, free, allocated) | verdicts
     return verdicts, notes
 
 
@@ -384,11 +383,7 @@ FULL = "it may hold what is missing; the message does not say"
 
 
 def _of_few(
-    error: _Error,
-    asked: Range | None,
-    capacity: Range | None,
-    free: Range | None,
-    held: Range | None,
+    asked: Range | None, capacity: Range | None, free: Range | None, held: Range | None
 ) -> _Verdicts:
     """Return what is decided where the message does not say who holds the card."""
     if asked and asked.low > min(MOST_OF_A_CARD, capacity.high if capacity else MOST_OF_A_CARD):
@@ -522,10 +517,12 @@ def _hints(error: _Error, verdicts: _Verdicts) -> _Verdicts:
     evaluates = EVALUATES.search(text)
     for name in own:
         evaluates = evaluates or EVALUATES_BY_NAME.search(name)
+    if not trains and (bars := PROGRESS.findall(text)):
+        evaluates = evaluates or EVALUATES_BY_BAR.search(bars[-1])
     if evaluates:
-        found[CauseName.EVALUATION] = LIKELY, f"the traceback has {evaluates.group().strip()!r}"
+        found[CauseName.EVALUATION] = LIKELY, f"the text has {evaluates.group().strip()!r}"
     elif trains:
-        found[CauseName.EVALUATION] = EXCLUDED, f"the traceback has {trains.group().strip()!r}"
+        found[CauseName.EVALUATION] = EXCLUDED, f"the text has {trains.group().strip()!r}"
     steps = LOADING.sub("", text)
     if match := FIRST_STEP.search(text):
         found[CauseName.LEAK] = EXCLUDED, f"nothing has run before {match.group().strip()!r}"
@@ -598,7 +595,7 @@ def _of_error(error: _Error) -> tuple[_Verdicts, list[str]]:
     here[CauseName.SHARED] = no_shm
     asked = error.sizes.get("requested_bytes")
     if asked:
-        here[CauseName.STEP] = POSSIBLE, f"a tensor of {asked} was asked for"
+        here[CauseName.STEP] = POSSIBLE, f"{asked} was asked for in one piece"
     if asked and asked.low > TIB:
         here[CauseName.REQUEST] = LIKELY, f"{asked} in one piece is more than most hosts have"
     level = POSSIBLE if error.kind == KILLED else LIKELY

@@ -236,6 +236,7 @@ def test_a_frame_of_evaluation_is_seen():
         ("/home/me/run.py:159 in validate_all", "likely"),
         ("File ~/me/trainer.py:2515, in Trainer.evaluate(self)", "likely"),
         ('File "train.py", line 3, in latest_interval', "unknown"),
+        ('File "/home/me/check_it.py", line 3, in test_forward', "unknown"),
         ('File "/home/me/generator.py", line 3, in forward', "unknown"),
         ('File "/home/me/eval/train.py", line 3, in predict', "unknown"),
         ('File "/usr/lib/python3/site-packages/evaluate/eval.py", line 3, in evaluated', "unknown"),
@@ -324,6 +325,19 @@ def test_a_request_of_about_the_card_is_not_excluded():
 def test_a_thousandth_of_slack_is_no_fragmentation():
     text = modern("20.00 MiB", "23.69 GiB", "10.00 MiB", "23.50 GiB", "22.80 GiB", "120.00 MiB")
     assert verdicts(text)["fragmentation"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("bars", "verdict"),
+    [
+        ("0/10 * Epoch (train): 100% 32/32 [00:41]\n0/10 * Epoch (valid):   3% 1/32", "likely"),
+        ("Validation DataLoader 0:  40%|####      | 2/5", "likely"),
+        ("Validation: 100%|####| 5/5\nEpoch 2:  10%|#   | 1/10", "unknown"),
+        ("Evaluating:  10%|#   | 1/10\n    loss.backward()", "excluded"),
+    ],
+)
+def test_the_last_progress_says_whether_it_evaluates(bars, verdict):
+    assert verdicts(f"{bars}\n{FULL}")["evaluation or generation"] == verdict
 
 
 def test_the_line_of_the_person_is_named():
