@@ -158,14 +158,15 @@ KINDS = {
     BARE: r"\b(?:CUDA|cuda|HIP|XPU|Triton)\b[\w \[\]()]{0,40}: ?out of memory|"
     r"error=2 : out of memory|(?:CUDA|HIP|XPU) out of memory|cudaErrorMemoryAllocation|"
     r"CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory|OUT_OF_DEVICE_MEMORY|"
-    r"kIOGPUCommandBufferCallbackErrorOutOfMemory",
+    r"kIOGPUCommandBufferCallbackErrorOutOfMemory|"
+    r"\bran out of memory(?: on GPU #\d+)?, skipping batch",
     SHARED: r"killed by signal: Bus error|insufficient shared memory|out of shared memory|"
     r"RuntimeError: unable to write to file\b|creating shared memory segment|"
     r"unable to (?:open|resize) .{0,60}No space left on device",
     HOST: r"DefaultCPUAllocator: can't allocate memory|not enough memory: you tried to allocate|"
-    r"unable to mmap|Cannot allocate memory|(?:\b|_Array)MemoryError\b|\bstd::bad_alloc\b|"
-    r"paging file is too small|OUT_OF_HOST_MEMORY|\boom[-_ ]kill|OOMKilled|"
-    r"node running low on memory|"
+    r"unable to mmap|Cannot allocate memory|(?:(?:\b|_Array)MemoryError|"
+    r"\bstd::bad_alloc)\b(?!.{0,80}(?:cuda|CUDA))|paging file is too small|"
+    r"OUT_OF_HOST_MEMORY|\boom[-_ ]kill|OOMKilled|node running low on memory|"
     r"worker (?:\([^()]{0,80}(?:\(s\))?[^()]{0,80}\) )?is killed by signal\w*: Killed",
     KILLED: r"^[ \t]*Killed[ \t]*$|\d\s+Killed\b|"
     r"\b(?:exit ?(?:code|status)|return ?code)[\s:=]*(?:-9|137)\b|\bSIGKILL\b",
@@ -293,10 +294,10 @@ TRAINS = re.compile(
     r"\btrain_one_epoch\b|\brun_backward\b"
 )
 FIRST_STEP = re.compile(r"_init_group|\bin (?:\w+\.)*(?:_apply|from_pretrained|load_state_dict)\b")
-BEGINS = re.compile(r"\b0%\|")
+BEGINS = re.compile(r"\b0%\|(?![^|\n]*\| *[1-9])")
 LATER = re.compile(
-    r"\b[1-9]\d?%\||\b(?:epoch|iter(?:ation)?|it|step)[ :=\[]{1,5}(?:[2-9]|[1-9]\d)|"
-    r"\[ *[1-9]\d+/\d+\]",
+    r"\b[1-9]\d?%\||\b0%\|[^|\n]*\| *[1-9]|"
+    r"\b(?:epoch|iter(?:ation)?|it|step)[ :=\[]{1,5}(?:[2-9]|[1-9]\d)|\[ *[1-9]\d+/\d+\]",
     re.IGNORECASE,
 )
 LOADING = re.compile(  # lines whose progress is not that of steps

@@ -255,6 +255,7 @@ def test_names_of_own_files_and_functions_say_that_it_evaluates(frame, verdict):
         ("  0%|     | 0/10\n 20%|##   | 2/10", "possible"),
         ("Epoch: [0]  [1330/3696]  eta: 0:31:38", "possible"),
         (" 0%|     | 0/10", "excluded"),
+        ("epoch 001:   0%|     | 315/72115 [01:24<5:21:16]", "possible"),
         ('40%|## | 2/5\nFile "x.py", line 3, in from_pretrained', "excluded"),
     ],
 )
@@ -424,6 +425,9 @@ def test_a_step_that_fitted_before_is_not_simply_too_large():
          "likely"),
         ("Error while creating shared memory segment /dev/shm/nccl-BA2cWe (size 33030528)",
          "shared memory", "likely"),
+        ("MemoryError: bad allocation: cudaErrorMemoryAllocation: out of memory",
+         "host memory", "unknown"),
+        ("WARNING: ran out of memory, skipping batch", "too large a step", "possible"),
         ("NCCL WARN Cuda failure 'out of memory'", "a library's workspace", "possible"),
         ("CUDA out of memory. Tried to allocate more than 1EB memory.",
          "one tensor larger than the card", "likely"),
