@@ -540,7 +540,7 @@ def _hints(error: _Error, verdicts: _Verdicts) -> _Verdicts:
 
 
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+)(?:, in (\w+))?')
-_SHORT_FRAME = re.compile(r'(?:^|[ ~])((?:[A-Za-z]:)?[^\s:"]+\.py):(\d+),? in (?:\w+\.)*(\w+)')
+_SHORT_FRAME = re.compile(r'(?:^|[ ~])((?:[A-Za-z]:)?[^\s:"~]+\.py):(\d+),? in (?:\w+\.)*(\w+)')
 _LIBRARIES = re.compile(r"site-packages|dist-packages|[\\/]lib[\\/]python|<frozen ")
 
 
