@@ -6,8 +6,9 @@ the numbers that decide it. A snapshot and a result of the workload decide what 
 
 The forms are those of `c10/cuda/CUDACachingAllocator.cpp` (torch 1.0 to 2.9; "cached" of 1.0 to 1.3
 is reserved without what is allocated), `c10/xpu/XPUCachingAllocator.cpp`,
-`aten/src/ATen/mps/MPSAllocator.mm` (its GB are 2**30 bytes) and `c10/core/impl/alloc_cpu.cpp`; of
-libraries those of cuBLAS, cuDNN, NCCL, bitsandbytes (the macro of CUDA's samples), vLLM's cache.
+`aten/src/ATen/mps/MPSAllocator.mm` (its GB are 2**30 bytes), `c10/core/impl/alloc_cpu.cpp` and
+`c10/cuda/CUDAMallocAsyncAllocator.cpp`; of libraries those of cuBLAS, cuDNN, NCCL, bitsandbytes
+(the macro of CUDA's samples), vLLM's cache; of drivers and of the system the names of the error.
 Left out: the texts of JAX and TensorFlow, which are named and not read.
 """
 
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 
 from memlab._util.checks import checked
 from memlab._util.tables import columns_table
-from memlab._util.units import BYTES_PER_UNIT, GIB, MIB, TIB, format_bytes, format_percent
+from memlab._util.units import GIB, MIB, TIB, format_bytes, format_percent
 from memlab.errors import ConfigError
 from memlab.integrations.snapshot import Snapshot, open_snapshot
 from memlab.result import StepResult
@@ -140,33 +141,48 @@ REACH = 1500  # characters that one message of PyTorch can take
 CARD, LIBRARY, CACHE, BARE, HOST, KILLED, SHARED, FOREIGN = (
     "card", "library", "cache", "bare", "host", "killed", "shared", "foreign",
 )  # fmt: skip
-_SIZE = r"(\d[\d.,]*) ?(bytes|[KMGT]i?B)"
+_SIZE = r"(\d[\d.,]*) ?(bytes|[KMGTPE]i?B)"
 KINDS = {
     FOREIGN: r"RESOURCE_EXHAUSTED|ResourceExhaustedError|_bfc\) ran out of memory",
     CARD: r"(?:CUDA|HIP|XPU|MPS backend)?,? out of memory\b.{0,200}?Tried to allocate|"
     r"Current platform can NOT allocate memory block.{0,60}?Tried to allocate|"
-    rf"Tried to allocate {_SIZE}(?: \(GPU|\. GPU)",
+    rf"Tried to allocate (?:more than )?{_SIZE}|Invalid buffer size: {_SIZE}|"
+    r"Allocation on device.{0,20} would exceed allowed memory",
     LIBRARY: r"CU(?:BLAS|DNN)_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)|"
     r"(?:Cuda|HIP) failure (?:2 )?'out of memory'|Unable to find a valid cuDNN algorithm|"
     r"unable to find an engine to execute this computation|Error out of memory at line \d+ in file",
     CACHE: r"No available memory for the cache blocks|"
-    r"larger than the (?:maximum number of tokens .{0,20}stored in|available) KV cache",
-    BARE: r"(?:CUDA|HIP|XPU) error: out of memory|cudaErrorMemoryAllocation|"
-    r"runtime error \(2\) ?: out of memory|CUDA out of memory",
-    SHARED: r"killed by signal: Bus error|insufficient shared memory|out of shared memory",
+    r"larger than the (?:maximum number of tokens .{0,20}stored in|available) KV cache|"
+    r"CUDA out of memory occurred when warming up|"
+    r"Free memory on device .{0,60}is less than desired GPU memory utilization",
+    BARE: r"\b(?:CUDA|cuda|HIP|XPU|Triton)\b[\w \[\]()]{0,40}: ?out of memory|"
+    r"error=2 : out of memory|(?:CUDA|HIP|XPU) out of memory|cudaErrorMemoryAllocation|"
+    r"CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory|OUT_OF_DEVICE_MEMORY|"
+    r"kIOGPUCommandBufferCallbackErrorOutOfMemory|"
+    r"\bran out of memory(?: on GPU #\d+)?, skipping batch",
+    SHARED: r"killed by signal: Bus error|insufficient shared memory|out of shared memory|"
+    r"RuntimeError: unable to write to file\b|creating shared memory segment|"
+    r"unable to (?:open|resize) .{0,60}No space left on device",
     HOST: r"DefaultCPUAllocator: can't allocate memory|not enough memory: you tried to allocate|"
-    r"unable to mmap|Cannot allocate memory|\bMemoryError\b|"
+    r"unable to mmap|Cannot allocate memory|(?:(?:\b|_Array)MemoryError|"
+    r"\bstd::bad_alloc)\b(?!.{0,80}(?:cuda|CUDA))|paging file is too small|"
+    r"OUT_OF_HOST_MEMORY|\boom[-_ ]kill|OOMKilled|node running low on memory|"
     r"worker (?:\([^()]{0,80}(?:\(s\))?[^()]{0,80}\) )?is killed by signal\w*: Killed",
-    KILLED: r"^[ \t]*Killed[ \t]*$|\d\s+Killed\b|\bexit ?code\s*:?\s*(?:-9|137)\b|\bSIGKILL\b",
+    KILLED: r"^[ \t]*Killed[ \t]*$|\d\s+Killed\b|"
+    r"\b(?:exit ?(?:code|status)|return ?code)[\s:=]*(?:-9|137)\b|\bSIGKILL\b",
 }  # fmt: skip
 NUMBERS = {
-    "requested_bytes": rf"(?:Tried|tried) to allocate {_SIZE}|unable to mmap {_SIZE}",
-    "capacity_bytes": rf"total capac(?:i)?ty of {_SIZE}|{_SIZE} total capacity",
-    "free_bytes": rf"of which {_SIZE} is free|{_SIZE} free[;)]",
+    "requested_bytes": rf"(?:[Tt]ried|Unable) to allocate (?:more than )?{_SIZE}|"
+    rf"unable to mmap {_SIZE}|Requested : {_SIZE}|Invalid buffer size: {_SIZE}",
+    "capacity_bytes": rf"\btotal (?:capaci?ty of )?{_SIZE}|{_SIZE} total capacity|"
+    rf"Device limit : {_SIZE}|"
+    r"Free memory on device .{0,12}\([\d.]+/([\d.]+) (GiB)\)",
+    "free_bytes": rf"of which {_SIZE} is free|{_SIZE} free[;)]|Free \(according to CUDA\): {_SIZE}|"
+    r"Free memory on device .{0,12}\(([\d.]+)/[\d.]+ (GiB)\)",
     "process_bytes": rf"this process has {_SIZE} memory in use",
-    "allowed_bytes": rf"{_SIZE} allowed[;.]|max allowed: {_SIZE}",
+    "allowed_bytes": rf"{_SIZE} allowed[;.]|max allowed: {_SIZE}|memory fraction\) : {_SIZE}",
     "allocated_bytes": rf"{_SIZE} is allocated by PyTorch|{_SIZE} already allocated|"
-    rf"MPS allocated: {_SIZE}",
+    rf"MPS allocated: {_SIZE}|Currently allocated : {_SIZE}",
     "private_pool_bytes": rf"{_SIZE} allocated in private pools",
     "unallocated_bytes": rf"{_SIZE} is reserved by PyTorch but unallocated|{_SIZE} cached\)",
     "reserved_bytes": rf"{_SIZE} reserved in total",
@@ -175,7 +191,7 @@ NUMBERS = {
 _OTHER = re.compile(rf"Process \d+ has {_SIZE} memory in use")
 _NOISE = re.compile(
     r"\x1b\[[0-9;?]*[A-Za-z]|<[/a-zA-Z][^<>]{0,200}>|[\u2500-\u257f]|"
-    r"^[ \t]*(?:\[(?:rank)?\d+\]:|\([^()\n]{0,60}pid=\d+[^()\n]{0,60}\))",
+    r"^[ \t]*(?:> ?)+|^[ \t]*(?:\[(?:rank)?\d+\]:|\([^()\n]{0,60}pid=\d+[^()\n]{0,60}\))",
     re.MULTILINE,
 )
 
@@ -209,7 +225,7 @@ def _size(number: str, unit: str) -> Range:
     number = number.rstrip(".,").replace(",", "")
     if unit == "bytes":
         return Range(*[round(float(number))] * 2)
-    factor = BYTES_PER_UNIT[f"{unit[0]}IB"]
+    factor = 1024 ** ("KMGTPE".index(unit[0]) + 1)
     half = 0.5 * 10 ** -len(number.partition(".")[2])
     return Range(*(round((float(number) + side * half) * factor) for side in (-1, 1)))
 
@@ -260,24 +276,39 @@ def _read(message: str) -> _Error | None:
 # Deciding.
 
 EVALUATES = re.compile(
-    r"\b(?:evaluation_loop|nested_concat|prediction_step|validation_step|predict_step|"
-    r"eval_epoch|run_evaluation)\b|\bin (?:evaluate|validate|validation|generate|inference|test)\b|"
-    r"\b(?:model|trainer)\.(?:generate|evaluate)\("
+    r"\b_?(?:evaluation_loop|nested_concat|prediction_step|validation_step|predict_step|"
+    r"eval_epoch|evaluation_step|run_sanity_check|run_evaluation)\b|"
+    r"\bin (?:\w+\.)*(?:evaluate|validate|validation|generate|inference|test)\b|"
+    r"\b(?:model|trainer)\.(?:generate|evaluate|validate|predict)\("
 )
 EVALUATES_BY_NAME = re.compile(  # of a function or a file that is the person's own
-    r"^(?:(?:eval|validat)\w*|valid)$|"
-    r"(?:^|[\\/])(?:(?:eval|valid|infer)\w*|generate|predict)\.py$"
+    r"^(?:\w*_)?(?:(?:eval|validat)\w*|val(?:id)?(?:_\w*)?|test_(?:step|epoch|loop))$|"
+    r"(?:^|[\\/])(?:(?:eval|valid|infer)\w*|generate|predict|sample|test)\.py$"
 )
+EVALUATES_BY_BAR = re.compile(  # in the last line that tells a progress
+    r"\b(?:valid|validating|validation|evaluating|evaluation|testing|predicting)\b", re.IGNORECASE
+)
+PROGRESS = re.compile(r"^.*\d%.*$", re.MULTILINE)
 TRAINS = re.compile(
     r"\.backward\(|\boptim\w*\.step\(|\bin (?:training_step|compute_loss|_init_group)\b|"
     r"\btrain_one_epoch\b|\brun_backward\b"
 )
-FIRST_STEP = re.compile(r"_init_group|\bin (?:_apply|from_pretrained|load_state_dict)\b|\b0%\|")
-LATER = re.compile(r"\b[1-9]\d?%\||\b(?:epoch|iter\w*)[ :=\[]{1,3}(?:[2-9]|[1-9]\d)", re.I)
+FIRST_STEP = re.compile(r"_init_group|\bin (?:\w+\.)*(?:_apply|from_pretrained|load_state_dict)\b")
+BEGINS = re.compile(r"\b0%\|(?![^|\n]*\| *[1-9])")
+LATER = re.compile(
+    r"\b[1-9]\d?%\||\b0%\|[^|\n]*\| *[1-9]|"
+    r"\b(?:epoch|iter(?:ation)?|it|step)[ :=\[]{1,5}(?:[2-9]|[1-9]\d)|\[ *[1-9]\d+/\d+\]",
+    re.IGNORECASE,
+)
+LOADING = re.compile(  # lines whose progress is not that of steps
+    r"^.*(?:loading|fetching|shards|\bmap\b|tokeniz|\bfilter\b|extracting).*$",
+    re.IGNORECASE | re.MULTILINE,
+)
+PINS = re.compile(r"\bpin memory thread\b|\bin (?:\w+\.)*_?pin_memory\b|\bcudaHostAlloc\b")
 CONTEXT_BYTES = 3 * GIB // 2  # most that a context with its libraries takes as a rule
 MOST_OF_A_CARD = 100 * GIB
 SLACK_BYTES = 128 * MIB  # that a driver may refuse although it counts as free
-LARGE_SHARE, SMALL_SHARE = 0.25, 0.02
+MOST_SHARE, LARGE_SHARE, LITTLE_SHARE, SMALL_SHARE = 0.6, 0.25, 0.05, 0.02
 
 _Verdicts = dict[CauseName, tuple[Likelihood, str]]
 
@@ -302,18 +333,20 @@ def _of_card(error: _Error) -> tuple[_Verdicts, list[str]]:
         CauseName.SHARED: (EXCLUDED, "the memory of the card ran out"),
     }
     if asked and capacity:
-        verdicts[CauseName.REQUEST] = (
-            (LIKELY, f"{asked} in one piece is more than the {capacity} of the card")
-            if asked.low > capacity.high
-            else (EXCLUDED, f"{asked} is less than the {capacity} of the card")
-        )
+        level = POSSIBLE if asked.high > capacity.low else EXCLUDED
+        level = LIKELY if asked.low > capacity.high else level
+        verdicts[CauseName.REQUEST] = level, f"{asked} in one piece, of a card with {capacity}"
     elif asked and asked.low > MOST_OF_A_CARD:
-        verdicts[CauseName.REQUEST] = POSSIBLE, f"{asked} in one piece is more than most cards have"
+        level = LIKELY if asked.low > TIB else POSSIBLE
+        verdicts[CauseName.REQUEST] = level, f"{asked} in one piece is more than most cards have"
+    if "Invalid buffer size" in error.words:
+        verdicts[CauseName.REQUEST] = LIKELY, f"Metal gives no buffer of {asked}"
     if "can NOT allocate memory block" in error.words:
         verdicts[CauseName.LIMIT] = LIKELY, "the driver gives no piece of that size"
     if asked is None or free is None:
-        verdicts |= _of_mps(sizes) if "allowed_bytes" in sizes else {}
-        return verdicts, notes
+        if capacity is None and "allowed_bytes" in sizes:
+            return verdicts | _of_mps(sizes), notes
+        return _of_few(asked, capacity, free, reserved or allocated) | verdicts, notes
     verdicts[CauseName.LIMIT] = _limit(sizes, asked, free, reserved)
     if verdicts[CauseName.LIMIT][0] is EXCLUDED and re.match("HIP|XPU", error.words):
         verdicts[CauseName.LIMIT] = UNKNOWN, "the driver may offer less than the card has"
@@ -338,11 +371,31 @@ def _of_card(error: _Error) -> tuple[_Verdicts, list[str]]:
         held = f"PyTorch itself holds {reserved}, {format_percent(share)} of the card"
         if _had_room(asked, free):
             verdicts[CauseName.STEP] = (UNKNOWN, f"{asked} was refused while {free} was free")
-        elif share >= 0.6:
+        elif share >= MOST_SHARE:
             verdicts[CauseName.STEP] = (LIKELY, held)
         else:
             verdicts[CauseName.STEP] = (POSSIBLE, held)
+    else:
+        verdicts = _of_few(asked, capacity, free, allocated) | verdicts
     return verdicts, notes
+
+
+FULL = "it may hold what is missing; the message does not say"
+
+
+def _of_few(
+    asked: Range | None, capacity: Range | None, free: Range | None, held: Range | None
+) -> _Verdicts:
+    """Return what is decided where the message does not say who holds the card."""
+    if asked and asked.low > min(MOST_OF_A_CARD, capacity.high if capacity else MOST_OF_A_CARD):
+        return {}
+    if capacity and held and held.middle >= MOST_SHARE * capacity.middle:
+        return {CauseName.STEP: (LIKELY, f"PyTorch itself holds {held} of {capacity}")}
+    left = free or (capacity - held if capacity and held is not None else None)
+    if asked and left and _had_room(asked, left):
+        said = f"{asked} was refused although PyTorch leaves {left} of the card"
+        return dict.fromkeys((CauseName.LIMIT, CauseName.OTHER_PROCESS), (POSSIBLE, said))
+    return dict.fromkeys((CauseName.STEP, CauseName.OTHER_PROCESS), (POSSIBLE, FULL))
 
 
 def _of_mps(sizes: Mapping[str, Range]) -> _Verdicts:
@@ -374,8 +427,8 @@ def _had_room(asked: Range, free: Range) -> bool:
 def _limit(
     sizes: Mapping[str, Range], asked: Range, free: Range, reserved: Range | None
 ) -> tuple[Likelihood, str]:
-    allowed = sizes.get("allowed_bytes")
-    if allowed is not None:
+    allowed, capacity = sizes.get("allowed_bytes"), sizes.get("capacity_bytes", NOTHING)
+    if allowed is not None and allowed.high < (capacity.low or allowed.high + 1):
         if reserved and (reserved + asked).low > allowed.high:
             return LIKELY, f"{reserved} reserved and {asked} asked for are more than {allowed}"
         return POSSIBLE, f"the process may take {allowed}"
@@ -397,6 +450,8 @@ def _fragmentation(
     said = f"{unallocated} is reserved but unallocated, {format_percent(share)} of what is reserved"
     if share >= 0.5 or (share >= LARGE_SHARE and unallocated.low >= asked.high):
         return LIKELY, f"{said}; with {free} free on the card it would hold {asked} in one piece"
+    if share < LITTLE_SHARE:
+        return UNKNOWN, f"{said}, which any run has"
     return POSSIBLE, f"{said}; {asked} was asked for"
 
 
@@ -420,7 +475,7 @@ def _beside(
         outside, whose = rest - reserved, "other processes and the libraries of this one"
         # what a context takes as a rule is this process's own
         other = outside - (CONTEXT_BYTES, CONTEXT_BYTES)
-        found[CauseName.LIBRARY] = POSSIBLE, f"{whose} hold {_at_least_0(outside)}"
+        found[CauseName.LIBRARY] = UNKNOWN, f"{whose} hold {_at_least_0(outside)} together"
     else:
         other, whose = rest - own, "other processes"
         library = own - reserved
@@ -458,18 +513,26 @@ def _hints(error: _Error, verdicts: _Verdicts) -> _Verdicts:
     """Return what the lines of the traceback say of a leak and of evaluation."""
     text, found = error.text, {}
     trains = TRAINS.search(text)
-    own = [] if trains else [name for frame in _own_frames(text) for name in (frame[2], frame[0])]
+    frames = [] if trains else _own_frames(_before(text)) or _own_frames(text)
+    own = [name for frame in frames for name in (frame[2], frame[0])]
     evaluates = EVALUATES.search(text)
     for name in own:
         evaluates = evaluates or EVALUATES_BY_NAME.search(name)
+    if not trains and (bars := PROGRESS.findall(text)):
+        evaluates = evaluates or EVALUATES_BY_BAR.search(bars[-1])
     if evaluates:
-        found[CauseName.EVALUATION] = LIKELY, f"the traceback has {evaluates.group().strip()!r}"
+        found[CauseName.EVALUATION] = LIKELY, f"the text has {evaluates.group().strip()!r}"
     elif trains:
-        found[CauseName.EVALUATION] = EXCLUDED, f"the traceback has {trains.group().strip()!r}"
+        found[CauseName.EVALUATION] = EXCLUDED, f"the text has {trains.group().strip()!r}"
+    steps = LOADING.sub("", text)
     if match := FIRST_STEP.search(text):
         found[CauseName.LEAK] = EXCLUDED, f"nothing has run before {match.group().strip()!r}"
-    elif match := LATER.search(text):
+    elif match := LATER.search(steps):
         found[CauseName.LEAK] = POSSIBLE, f"steps had passed before ({match.group().strip()!r})"
+        if error.kind == BARE:
+            found[CauseName.OTHER_PROCESS] = UNKNOWN, "cannot be known from this; it ran before"
+    elif match := BEGINS.search(text):
+        found[CauseName.LEAK] = EXCLUDED, f"nothing has run before {match.group().strip()!r}"
     is_other = evaluates or found.get(CauseName.LEAK, (UNKNOWN,))[0] is POSSIBLE
     if is_other and verdicts.get(CauseName.STEP, (UNKNOWN,))[0] is LIKELY:
         found[CauseName.STEP] = POSSIBLE, verdicts[CauseName.STEP][1]
@@ -477,18 +540,23 @@ def _hints(error: _Error, verdicts: _Verdicts) -> _Verdicts:
 
 
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+)(?:, in (\w+))?')
+_SHORT_FRAME = re.compile(r'(?:^|[ ~])((?:[A-Za-z]:)?[^\s:"~]+\.py):(\d+),? in (?:\w+\.)*(\w+)')
 _LIBRARIES = re.compile(r"site-packages|dist-packages|[\\/]lib[\\/]python|<frozen ")
 
 
 def _own_frames(text: str) -> list[tuple[str, str, str]]:
-    """Return file, line and function of the frames before the error that are in no library."""
-    before = text[: match.start()] if (match := re.search(r"out of memory", text)) else text
-    return [frame for frame in _FRAME.findall(before) if not _LIBRARIES.search(frame[0])]
+    """Return file, line and function of the frames, as Python or rich print them, in no library."""
+    frames = _FRAME.findall(text) or _SHORT_FRAME.findall(text)
+    return [frame for frame in frames if not _LIBRARIES.search(frame[0])]
+
+
+def _before(text: str) -> str:
+    return text[: match.start()] if (match := re.search(r"out of memory", text)) else text
 
 
 def _own_line(text: str) -> list[str]:
     """Return a note with the last line of a traceback that is in no library; none without one."""
-    own = _own_frames(text)
+    own = _own_frames(_before(text))
     return [f"your own line that failed is {own[-1][0]}:{own[-1][1]}"] if own else []
 
 
@@ -502,26 +570,22 @@ WHAT = {
     SHARED: "The shared memory of the host (/dev/shm) ran out.",
     FOREIGN: "This is a message of TensorFlow or JAX, which memlab does not read.",
 }
-FULL = "it may hold what is missing; the message does not say"
 
 
 def _of_error(error: _Error) -> tuple[_Verdicts, list[str]]:
     if error.kind == CARD:
         return _of_card(error)
     no_shm = EXCLUDED, "the message is not that of a full /dev/shm"
+    found = dict.fromkeys((CauseName.STEP, CauseName.OTHER_PROCESS), (POSSIBLE, FULL))
+    found[CauseName.SHARED] = no_shm
     if error.kind == BARE:  # page-locked memory of the host fails with the same words
-        return {CauseName.SHARED: no_shm}, []
-    if error.kind in (LIBRARY, CACHE):
-        found = dict.fromkeys((CauseName.STEP, CauseName.OTHER_PROCESS), (POSSIBLE, FULL))
-        found[CauseName.HOST] = EXCLUDED, "the failed request was on the card"
-        found[CauseName.SHARED] = no_shm
-        if error.kind == CACHE:
-            share = "gpu_memory_utilization is the share of the card that vLLM may take"
-            return {**found, CauseName.LIMIT: (POSSIBLE, share)}, []
-        found[CauseName.LIBRARY] = POSSIBLE, "it asked; the message does not say who holds the card"
-        if "pythonInterface" in error.words:  # where bitsandbytes pages its state to the host
-            found[CauseName.HOST] = POSSIBLE, "a paged optimizer takes memory of the host too"
+        if match := PINS.search(error.text):
+            pins = LIKELY, f"{match.group()!r} asks for page-locked memory of the host"
+            return {CauseName.SHARED: no_shm, CauseName.HOST: pins}, []
         return found, []
+    if error.kind in (LIBRARY, CACHE):
+        found[CauseName.HOST] = EXCLUDED, "the failed request was on the card"
+        return found | (_of_cache(error) if error.kind == CACHE else _of_library(error)), []
     here: _Verdicts = dict.fromkeys(
         (CauseName.FRAGMENTATION, CauseName.LIBRARY), (EXCLUDED, "no memory of a card ran out")
     )
@@ -532,7 +596,7 @@ def _of_error(error: _Error) -> tuple[_Verdicts, list[str]]:
     here[CauseName.SHARED] = no_shm
     asked = error.sizes.get("requested_bytes")
     if asked:
-        here[CauseName.STEP] = POSSIBLE, f"a tensor of {asked} was asked for"
+        here[CauseName.STEP] = POSSIBLE, f"{asked} was asked for in one piece"
     if asked and asked.low > TIB:
         here[CauseName.REQUEST] = LIKELY, f"{asked} in one piece is more than most hosts have"
     level = POSSIBLE if error.kind == KILLED else LIKELY
@@ -541,6 +605,33 @@ def _of_error(error: _Error) -> tuple[_Verdicts, list[str]]:
         said = "the system kills so; so can a person or a scheduler"
     here[CauseName.HOST] = level, said
     return here, []
+
+
+def _of_cache(error: _Error) -> _Verdicts:
+    """Return what vLLM's check of its share says; it counts what others hold in an own message."""
+    share = "gpu_memory_utilization is the share of the card that vLLM may take"
+    limit: _Verdicts = {CauseName.LIMIT: (POSSIBLE, share)}
+    free, capacity = (error.sizes.get(f"{name}_bytes") for name in ("free", "capacity"))
+    if not error.words.startswith("Free memory"):
+        return {**limit, CauseName.OTHER_PROCESS: (UNKNOWN, "the message does not say")}
+    if free and capacity and free.middle < (1 - LARGE_SHARE) * capacity.middle:
+        held = f"{capacity - free} of {capacity} were held before vLLM began"
+        limit |= {CauseName.OTHER_PROCESS: (LIKELY, held)}
+    return {**limit, CauseName.STEP: (EXCLUDED, "nothing was loaded yet")}
+
+
+def _of_library(error: _Error) -> _Verdicts:
+    """Return who is likely to hold the card by how much the library takes."""
+    if re.match(r"CU(?:BLAS|DNN)|[Uu]nable", error.words):
+        return {CauseName.LIBRARY: (UNKNOWN, "a handle or a workspace is small beside a card")}
+    own = "it asks for memory of its own, beside PyTorch's"
+    if "pythonInterface" in error.words:  # where bitsandbytes pages its state to the host
+        host = POSSIBLE, "a paged optimizer takes memory of the host too"
+        paged = UNKNOWN, "pages of a full card move to the host"
+        return {CauseName.LIBRARY: (POSSIBLE, own), CauseName.HOST: host,
+                CauseName.STEP: paged, CauseName.OTHER_PROCESS: paged}  # fmt: skip
+    return {CauseName.LIBRARY: (POSSIBLE, own),
+            CauseName.OTHER_PROCESS: (UNKNOWN, "the message does not say")}  # fmt: skip
 
 
 def _of_snapshot(snapshot: Snapshot) -> tuple[_Verdicts, list[str]]:

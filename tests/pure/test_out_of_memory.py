@@ -231,6 +231,12 @@ def test_a_frame_of_evaluation_is_seen():
         ('File "/home/me/eval_completion.py", line 3, in main', "likely"),
         ('File "train.py", line 3, in validate_epoch', "likely"),
         ('File "C:\\me\\generate.py", line 3, in <module>', "likely"),
+        ('File "train.py", line 3, in val_one_epoch', "likely"),
+        ('File "/home/me/test.py", line 3, in <module>', "likely"),
+        ("/home/me/run.py:159 in validate_all", "likely"),
+        ("File ~/me/trainer.py:2515, in Trainer.evaluate(self)", "likely"),
+        ('File "train.py", line 3, in latest_interval', "unknown"),
+        ('File "/home/me/check_it.py", line 3, in test_forward', "unknown"),
         ('File "/home/me/generator.py", line 3, in forward', "unknown"),
         ('File "/home/me/eval/train.py", line 3, in predict', "unknown"),
         ('File "/usr/lib/python3/site-packages/evaluate/eval.py", line 3, in evaluated', "unknown"),
@@ -239,6 +245,100 @@ def test_a_frame_of_evaluation_is_seen():
 )
 def test_names_of_own_files_and_functions_say_that_it_evaluates(frame, verdict):
     assert verdicts(f"{frame}\n{FULL}")["evaluation or generation"] == verdict
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("Loading checkpoint shards:  57%|#### | 4/7 [00:40<00:29]", "unknown"),
+        (" 56%|##### | 16000/28347 [23:35<17:18]", "possible"),
+        ("  0%|     | 0/10\n 20%|##   | 2/10", "possible"),
+        ("Epoch: [0]  [1330/3696]  eta: 0:31:38", "possible"),
+        (" 0%|     | 0/10", "excluded"),
+        ("epoch 001:   0%|     | 315/72115 [01:24<5:21:16]", "possible"),
+        ('40%|## | 2/5\nFile "x.py", line 3, in from_pretrained', "excluded"),
+    ],
+)
+def test_a_leak_needs_steps_before(text, verdict):
+    assert verdicts(f"{text}\n{FULL}")["a leak"] == verdict
+
+
+def asynchronous(asked, capacity, free, allocated, limit="17179869184.00 GiB"):
+    """Return the message of PyTorch where the driver's own pools allocate."""
+    return (
+        "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of "
+        f"memory)\nCurrently allocated     : {allocated}\nRequested               : {asked}\n"
+        f"Device limit            : {capacity}\nFree (according to CUDA): {free}\nPyTorch limit "
+        f"(set by user-supplied memory fraction)\n                        : {limit}"
+    )
+
+
+def test_the_pools_of_the_driver_have_a_message_of_their_own():
+    found = memlab.explain_error(asynchronous("1.25 GiB", "6.00 GiB", "0 bytes", "5.05 GiB"))
+    sizes = {"requested": 1.25, "capacity": 6, "free": 0, "allocated": 5.05}
+    for name, size in sizes.items():
+        assert found.numbers[f"{name}_bytes"] == pytest.approx(size * GIB, abs=0.01 * GIB)
+    assert found.of_verdict("likely") == ("too large a step",)
+    assert "a limit on the process" in found.of_verdict("excluded")
+
+
+def test_a_limit_as_large_as_the_card_is_none():
+    text = (
+        "CUDA out of memory. Tried to allocate 96.00 MiB (GPU 0; 11.00 GiB total capacity; 10.89 "
+        "GiB already allocated; 0 bytes free; {} allowed; 10.94 GiB reserved in total by PyTorch)"
+    )
+    assert verdicts(text.format("11.00 GiB"))["a limit on the process"] == "excluded"
+    assert verdicts(text.format("10.96 GiB"))["a limit on the process"] == "likely"
+
+
+@pytest.mark.parametrize(
+    ("text", "possible"),
+    [
+        ("XPU out of memory. Tried to allocate 8.00 GiB. GPU 0 has a total capacity of 15.11 GiB. "
+         "Of the allocated memory 0 bytes is allocated by PyTorch, and 0 bytes is reserved by "
+         "PyTorch but unallocated.", {"another process", "a limit on the process"}),
+        ("Tried to allocate 6.20 GiB. GPU 2 has total 47.40 GiB of which 1.96 GiB is free.",
+         {"another process", "too large a step"}),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", {"another process", "too large a step"}),
+    ],
+)  # fmt: skip
+def test_without_who_holds_the_card_two_causes_are_possible(text, possible):
+    found = memlab.explain_error(text)
+    assert found.of_verdict("likely") == ()
+    assert set(found.of_verdict("possible")) == possible
+
+
+def test_a_bare_message_after_steps_leaves_the_step_and_a_leak():
+    found = memlab.explain_error("epoch 7, it 7990\nRuntimeError: CUDA error: out of memory")
+    assert set(found.of_verdict("possible")) == {"too large a step", "a leak"}
+
+
+def test_a_quoted_and_wrapped_message_is_read():
+    quoted = FULL.replace("capacity of ", "capacity of\n> ").replace("GPU 0", "GPU\n> 0")
+    assert memlab.explain_error(f"> {quoted}") == memlab.explain_error(FULL)
+
+
+def test_a_request_of_about_the_card_is_not_excluded():
+    text = "CUDA out of memory. Tried to allocate 15.91 GiB (GPU 0; 15.90 GiB total capacity"
+    assert verdicts(text)["one tensor larger than the card"] == "possible"
+
+
+def test_a_thousandth_of_slack_is_no_fragmentation():
+    text = modern("20.00 MiB", "23.69 GiB", "10.00 MiB", "23.50 GiB", "22.80 GiB", "120.00 MiB")
+    assert verdicts(text)["fragmentation"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("bars", "verdict"),
+    [
+        ("0/10 * Epoch (train): 100% 32/32 [00:41]\n0/10 * Epoch (valid):   3% 1/32", "likely"),
+        ("Validation DataLoader 0:  40%|####      | 2/5", "likely"),
+        ("Validation: 100%|####| 5/5\nEpoch 2:  10%|#   | 1/10", "unknown"),
+        ("Evaluating:  10%|#   | 1/10\n    loss.backward()", "excluded"),
+    ],
+)
+def test_the_last_progress_says_whether_it_evaluates(bars, verdict):
+    assert verdicts(f"{bars}\n{FULL}")["evaluation or generation"] == verdict
 
 
 def test_the_line_of_the_person_is_named():
@@ -287,10 +387,10 @@ def test_a_step_that_fitted_before_is_not_simply_too_large():
         ("failed (exitcode: -9) local_rank: 0", "host memory", "possible"),
         ("DataLoader worker (pid 13) is killed by signal: Bus error.", "shared memory", "likely"),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-         "a library's workspace", "possible"),
+         "a library's workspace", "unknown"),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
          "host memory", "excluded"),
-        ("RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", "a library's workspace",
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", "too large a step",
          "possible"),
         ("RuntimeError: Unable to find a valid cuDNN algorithm to run convolution",
          "another process", "possible"),
@@ -306,8 +406,37 @@ def test_a_step_that_fitted_before_is_not_simply_too_large():
          "Tried to allocate 7.62 GiB (GPU  0; 15.11 GiB total capacity; 334.79 MiB already "
          "allocated; 474.00 MiB reserved in total by PyTorch)", "a limit on the process", "likely"),
         ("Dataloader worker (pid 15623) is killed by signaled: Killed", "host memory", "likely"),
-        ("RuntimeError: CUDA error: out of memory", "too large a step", "unknown"),
+        ("RuntimeError: CUDA error: out of memory", "too large a step", "possible"),
         ("RuntimeError: CUDA error: out of memory", "host memory", "unknown"),
+        ("THCudaCheck FAIL file=/THC/generic/THCStorage.cu line=58 error=2 : out of memory",
+         "another process", "possible"),
+        ("RuntimeError: CUDA driver error: out of memory", "too large a step", "possible"),
+        ("Caught RuntimeError in pin memory thread for device 0.\nCUDA error: out of memory",
+         "host memory", "likely"),
+        ("numpy.core._exceptions._ArrayMemoryError: Unable to allocate 1.61 GiB for an array",
+         "host memory", "likely"),
+        ("terminate called after throwing an instance of 'std::bad_alloc'", "host memory",
+         "likely"),
+        ("slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.batch", "host memory",
+         "likely"),
+        ("train.py exits with return code = -9", "host memory", "possible"),
+        ("returned non-zero exit status 137.", "host memory", "possible"),
+        ("RuntimeError: unable to write to file </torch_29919_1396182366>", "shared memory",
+         "likely"),
+        ("Error while creating shared memory segment /dev/shm/nccl-BA2cWe (size 33030528)",
+         "shared memory", "likely"),
+        ("MemoryError: bad allocation: cudaErrorMemoryAllocation: out of memory",
+         "host memory", "unknown"),
+        ("WARNING: ran out of memory, skipping batch", "too large a step", "possible"),
+        ("NCCL WARN Cuda failure 'out of memory'", "a library's workspace", "possible"),
+        ("CUDA out of memory. Tried to allocate more than 1EB memory.",
+         "one tensor larger than the card", "likely"),
+        ("RuntimeError: Invalid buffer size: 60.00 GB", "one tensor larger than the card",
+         "likely"),
+        ("ValueError: Free memory on device (4.05/23.65 GiB) on startup is less than desired GPU "
+         "memory utilization (0.9, 21.28 GiB).", "another process", "likely"),
+        ("ValueError: Free memory on device (20.05/23.65 GiB) on startup is less than desired GPU "
+         "memory utilization (0.9, 21.28 GiB).", "another process", "possible"),
     ],
 )  # fmt: skip
 def test_other_forms_are_known(text, cause, verdict):
