@@ -34,12 +34,16 @@ from tests.system.browser import panel_page as panel_ui
 CELL = """
 import memlab
 
-panel = memlab.panel(memlab.workloads.get("{workload}"), device="{device}", memory_limit={limit!r},
+panel = memlab.panel(memlab.workloads.{workload}, device="{device}", memory_limit={limit!r},
                      config=memlab.StepConfig(batch_size={batch}))
 panel
 """
 ASKED = {"precision": ("fp32", "bf16-mixed", "bf16"), "length": ("64", "128", "256")}
-FITS = (("gpt-small", "t4", "2 GiB", 256), ("vit-digits", "t4", "1 GiB", 4096))
+FITS = (
+    ("get('gpt-small')", "t4", "2 GiB", 256),
+    ("get('vit-digits')", "t4", "1 GiB", 4096),
+    ("finetune('llama-1b', tokens=2048, adapter='lora', base='bf16')", "rtx-4060", None, 16),
+)
 NUM_MOVES, NUM_MOVES_QUICK = 1_000, 100
 REST_SECONDS = 2.0
 FRAME_MS = 1000 / 60
@@ -145,7 +149,7 @@ def along(page: Any, count: int) -> dict[str, Any]:
 def session(browser: Any, folder: Path, cache: Path, *, quick: bool) -> dict[str, Any]:
     """Return what one panel of the quickstart's model takes, in the order of a person."""
     count = NUM_MOVES_QUICK if quick else NUM_MOVES
-    values = {"workload": "gpt-small", "device": "cpu", "limit": None, "batch": 16}
+    values = {"workload": "get('gpt-small')", "device": "cpu", "limit": None, "batch": 16}
     found: dict[str, Any] = {}
     for page in opened(browser, folder, cache, **values):
         found["opening, cold"] = opening(page)
