@@ -7,6 +7,7 @@ an exit code. A person's mistake is a sentence on stderr and exit code 2.
 
 import functools
 import inspect
+import itertools
 import json
 import os
 import re
@@ -636,6 +637,8 @@ PLACES = (Path(__file__).resolve().parents[2] / "notebooks", SHARED)  # in a clo
     click.Argument(["names"], nargs=-1),
     click.Option(["--copy"], type=Path, metavar="FOLDER",
                  help="copy them there, to open and change"),
+    click.Option(["--clean"], is_flag=True,
+                 help="with --copy: without their prose, but for headings and exercises"),
     click.Option(["--run", "is_run"], is_flag=True,
                  help="run them without a browser, a line for each"),
     click.Option(["--device"], help="with --run: where their steps run"),
@@ -645,14 +648,19 @@ PLACES = (Path(__file__).resolve().parents[2] / "notebooks", SHARED)  # in a clo
     JSON,
 )  # fmt: skip
 def notebooks_command(
-    names: Sequence[str], copy: Path | None, is_run: bool, device: str | None, quick: bool,
-    out: Path, as_json: bool,
+    names: Sequence[str], copy: Path | None, clean: bool, is_run: bool, device: str | None,
+    quick: bool, out: Path, as_json: bool,
 ) -> ExitCode:  # fmt: skip
     """List memlab's notebooks, copy them, or run them. NAMES are such as 00_quickstart or 05."""
     home = _home()
     chosen = _named(home, names)
+    if clean and copy is None:
+        raise ConfigError("--clean removes the prose of copies; add --copy FOLDER")
     if copy is not None:
         chosen = _copied(chosen, copy)
+        if clean:
+            for file in chosen:
+                _remove_prose(file)
     code = 0
     if is_run:
         options = [*map(str, chosen), "--out", str(out), *(["--quick"] if quick else [])]
@@ -707,6 +715,19 @@ def _copied(files: Sequence[Path], folder: Path) -> list[Path]:
     with _writing("copy", folder):
         folder.mkdir(parents=True, exist_ok=True)
         return [Path(shutil.copy(file, folder)) for file in files]
+
+
+def _remove_prose(file: Path) -> None:
+    """Leave of a notebook its code, its headings, and the exercises of a chapter."""
+    notebook = json.loads(file.read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            parts = "".join(cell["source"]).split("\n\n")
+            kept = [part for part in parts if part.startswith(("#", "**Exercise"))]
+            cell["source"] = "\n\n".join(kept).splitlines(keepends=True)
+    is_left = [bool(cell["source"]) for cell in notebook["cells"]]
+    notebook["cells"] = list(itertools.compress(notebook["cells"], is_left))
+    file.write_text(json.dumps(notebook, indent=1) + "\n", encoding="utf-8")
 
 
 def _title(file: Path) -> str:

@@ -565,6 +565,23 @@ def test_notebooks_are_listed_and_copied(tmp_path):
     assert (again.exit_code, "has a 05_ladder.ipynb already" in again.stderr) == (2, True)
 
 
+def test_a_clean_copy_has_the_code_the_headings_and_the_exercises(tmp_path):
+    run("notebooks", "c01", "--copy", tmp_path / "whole")
+    assert run("notebooks", "c01", "--copy", tmp_path / "clean", "--clean").exit_code == 0
+    whole, clean = (
+        json.loads((tmp_path / folder / "c01_what_is_in_a_step.ipynb").read_text())["cells"]
+        for folder in ("whole", "clean")
+    )
+    code = [[cell for cell in cells if cell["cell_type"] == "code"] for cells in (whole, clean)]
+    assert code[0] == code[1]
+    prose = "".join(line for cell in clean if cell not in code[1] for line in cell["source"])
+    assert "# What is in a step?" in prose
+    assert prose.count("**Exercise") == 3
+    assert "Live at that instant are" not in prose
+    without = run("notebooks", "c01", "--clean")
+    assert (without.exit_code, "add --copy" in without.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(("status", "code"), [(0, 0), (1, 1)])
 def test_notebooks_are_run_by_their_own_runner(status, code, monkeypatch, tmp_path):
     given = []

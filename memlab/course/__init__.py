@@ -1,0 +1,14 @@
+"""The course: guesses, exercises that memlab grades, and what to remember.
+
+`chapter` opens a chapter in its notebook. It keeps a guess that is made before a run and draws it
+into the picture afterwards; it checks an answer against what memlab predicts, measures or verifies,
+and gives a hint for each kind of mistake; at the end it says what was answered.
+
+- `chapters.py`: `chapter`, `Chapter`, guesses and verdicts; their texts are in `chapters.toml`.
+- `exercise.py`: one question, its right answer and the mistakes that have a hint.
+- `steps.py`: the exercises of chapters 0 to 2: what a step holds.
+"""
+
+from memlab.course.chapters import Chapter, chapter
+
+__all__ = ["Chapter", "chapter"]

@@ -1,0 +1,84 @@
+"""`Exercise`: one question, its right answer and the mistakes that have a hint of their own.
+
+What is asked, and the hints, are text in `chapters.toml`.
+"""
+
+import functools
+import math
+import numbers
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memlab._util.units import GIB, KIB, MIB, is_a, shown
+
+TEXTS = Path(__file__).with_name("chapters.toml")
+BLANK = ...  # what stands in a notebook where an answer belongs
+SLIPS = {  # of the unit, by the factor between what was asked and what was given
+    "in KiB": KIB, "in MiB": MIB, "in GiB": GIB, "in kB (1000 bytes)": 1000,
+    "in MB (10**6 bytes)": 10**6, "in GB (10**9 bytes)": 10**9, "in bits": 1 / 8,
+}  # fmt: skip
+MOST_OF_SLIP = 0.01  # by which an answer in another unit may differ
+LEAST_SAID = 0.001  # of how far off an answer is
+
+
+@functools.cache
+def texts() -> dict[str, Any]:
+    """Return the texts of the course, by `chapter` and `exercise`."""
+    return tomllib.loads(TEXTS.read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exercise:
+    """One question of a chapter.
+
+    Attributes:
+        number: such as "1.2".
+        reference: returns a right answer; memlab computes it, on a step that runs or is predicted.
+        mistakes: by the name of a hint, what returns an answer that deserves it.
+        judge: returns the hint for an answer, "" for a right one. None judges a number of bytes.
+        fraction: of the right number, by which an answer may differ.
+    """
+
+    number: str
+    reference: Callable[[], Any]
+    mistakes: Mapping[str, Callable[[], Any]]
+    judge: Callable[["Exercise", Any], str] | None = None
+    fraction: float = 0.0
+
+    @property
+    def hints(self) -> dict[str, str]:
+        """The hints, by name."""
+        found: dict[str, str] = texts()["exercise"][self.number]
+        return found
+
+    def hint(self, given: Any) -> str:
+        """Return the hint for an answer; "" for a right one."""
+        return self.of_bytes(given) if self.judge is None else self.judge(self, given)
+
+    def of_bytes(self, given: Any) -> str:
+        """Return the hint for a number of bytes; "" for a right one."""
+        if is_a(given, bool) or not is_a(given, numbers.Real):
+            return f"{shown(given)} is no number; answer with a number of bytes"
+        if not (math.isfinite(given) and given > 0):
+            return f"{shown(given)} is no size; answer with a number of bytes above 0"
+        right = self.reference()
+        if abs(given - right) <= self.fraction * right:
+            return ""
+        for name, answer in self.mistakes.items():
+            if _is_near(given, answer(), self.fraction):
+                return self.hints[name]
+        for unit, factor in SLIPS.items():
+            if _is_near(given * factor, right, max(self.fraction, MOST_OF_SLIP)):
+                return f"that would be right {unit}; the question is in bytes"
+        ratio = given / right
+        direction = "large" if ratio > 1 else "small"
+        if 1 / 2 < ratio < 2:
+            return f"too {direction} by {max(abs(ratio - 1), LEAST_SAID):.1%} or less"
+        return f"too {direction} by a factor of {max(ratio, 1 / ratio):.3g}"
+
+
+def _is_near(given: Any, value: Any, fraction: float) -> bool:
+    return is_a(value, numbers.Real) and abs(given - value) <= fraction * abs(value)

@@ -1,0 +1,174 @@
+"""The course grades answers: right ones, blanks, and each known mistake by a hint of its own."""
+
+import json
+import re
+
+import nbformat
+import papermill
+import pytest
+import torch
+from torch import nn
+
+import memlab
+from memlab import MemlabError, StepConfig, Workload, course, plots
+from memlab._util.units import MIB
+from memlab.course import chapters
+from memlab.course.exercise import Exercise
+from memlab.course.steps import BATCH, mlp, mlp_step
+from memlab.course.steps import EXERCISES as LISTED
+from tests import ROOT
+
+EXERCISES = {each.number: each for each in LISTED}
+NUMBERS = sorted({int(number.partition(".")[0]) for number in EXERCISES})
+LEAST_MISTAKES = 4  # of a chapter
+
+
+def of(number):
+    return course.chapter(int(number.partition(".")[0]))
+
+
+@pytest.mark.parametrize("number", EXERCISES)
+def test_a_right_answer_a_blank_and_each_mistake(number):
+    exercise, opened = EXERCISES[number], of(number)
+    assert opened.check(number, ...).verdict == chapters.NOT_YET
+    found = opened.check(number, exercise.reference())
+    assert found.is_right, found
+    said = []
+    for name, mistake in exercise.mistakes.items():
+        found = opened.check(number, mistake())
+        assert found.verdict == chapters.WRONG
+        before, _, after = exercise.hints[name].partition("{given}")
+        assert found.said.startswith(before)
+        assert found.said.endswith(after)
+        said.append(found.said)
+    assert len(set(said)) == len(said)
+    assert set(exercise.mistakes) <= set(exercise.hints)
+
+
+@pytest.mark.parametrize("number", EXERCISES)
+@pytest.mark.parametrize("answer", ["40 MiB", None, -1, float("nan"), True, [], nn.Linear(2, 2)])
+def test_an_answer_of_another_kind_is_a_sentence(number, answer):
+    found = of(number).check(number, answer)
+    assert found.verdict == chapters.WRONG
+    assert " is no" in found.said
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_chapter_has_hints_enough_and_three_sentences(number):
+    opened = course.chapter(number)
+    assert sum(len(each.mistakes) for each in opened.exercises.values()) >= LEAST_MISTAKES
+    assert len(opened.outline.remember) == chapters.NUM_REMEMBERED
+    assert (ROOT / "notebooks" / opened.outline.notebook).is_file()
+
+
+def test_the_bytes_of_chapter_1_are_those_that_one_counts_and_the_allocator_has():
+    hidden, weights = BATCH * 512 * 4, 4 * (784 * 512 + 512 + 512 * 10 + 10)
+    batch, last = BATCH * (784 * 4 + 8), 4 * (512 * 10 + 10)
+    state = 2 * weights + 4 * 4
+    assert EXERCISES["1.1"].reference() == 4 * (1024 * 4096 + 4096)
+    assert EXERCISES["1.2"].reference() == state
+    assert EXERCISES["1.3"].reference() == weights + state + batch + last + 3 * hidden + 8
+    measured = memlab.measure(mlp(), StepConfig(batch_size=BATCH), "cpu", repeats=1)
+    assert measured.peak_allocated_bytes == mlp_step().peak_allocated_bytes
+    assert EXERCISES["2.2"].reference() == 784 * 4 + 8 + 3 * 512 * 4
+
+
+@pytest.mark.parametrize(("factor", "unit"), [(2**20, "in MiB"), (1e6, "in MB"), (2**10, "in KiB")])
+def test_an_answer_in_another_unit_is_told_so(factor, unit):
+    found = of("1.3").check("1.3", EXERCISES["1.3"].reference() / factor)
+    assert unit in found.said
+
+
+def test_a_number_that_no_mistake_gives_is_told_how_far_off_it_is():
+    right = EXERCISES["1.1"].reference()
+    assert of("1.1").check("1.1", right * 7).said == "too large by a factor of 7"
+    assert of("1.1").check("1.1", right + 1).said == "too large by 0.1% or less"
+
+
+def test_ones_own_model_is_graded():
+    mine = Workload(
+        name="mine",
+        build_model=lambda: nn.Linear(512, 512),
+        make_batch=lambda n: torch.ones(n, 512),
+        compute_loss=lambda model, batch: model(batch).mean(),
+    )
+    config, opened = StepConfig(batch_size=64), course.chapter(2)
+    peak = memlab.predict(mine, config, "cpu").peak_allocated_bytes
+    assert opened.check("2.1", (mine, config, 1.15 * peak)).is_right
+    assert opened.check("2.1", (mine, config, 1.3 * peak)).verdict == chapters.WRONG
+    broken = Workload(
+        name="broken", build_model=lambda: nn.Linear(8, 2), make_batch=mine.make_batch,
+        compute_loss=mine.compute_loss,
+    )  # fmt: skip
+    assert "cannot be predicted yet" in opened.check("2.1", (broken, config, peak)).said
+
+
+def test_a_guess_is_drawn_and_none_changes_nothing():
+    opened = course.chapter(1)
+    figure = plots.timeline(mlp_step())
+    before = len(figure.axes[0].lines)
+    assert opened.guess("peak", ...).on(figure) is figure
+    assert "no guess" in repr(opened.guess("peak", "much"))
+    assert len(figure.axes[0].lines) == before
+    opened.guess("peak", 1000).on(figure)
+    line = figure.axes[0].lines[-1]
+    assert set(line.get_ydata()) == {1000}
+    assert figure.axes[0].get_ylim()[1] > 1000
+    assert opened.guess("peak", 2.0).nbytes == 2 * MIB
+
+
+def test_the_end_says_what_is_answered_in_any_order():
+    opened = course.chapter(1)
+    assert "1.1: not yet" in str(opened.finish())
+    for number in reversed(opened.exercises):
+        opened.check(number, opened.exercises[number].reference())
+    finished = opened.finish()
+    assert finished.is_complete
+    assert "c02_what_does_mine_take.ipynb" in finished._repr_markdown_()
+    opened.check("1.1", 1)
+    assert not opened.finish().is_complete
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: course.chapter(99), "number=99"),
+        (lambda: course.chapter(True), "number=True"),
+        (lambda: course.chapter(1, "all"), "answers='all'"),
+        (lambda: course.chapter(1).check("0.1", ...), "number='0.1'"),
+    ],
+)
+def test_what_is_not_there_is_named(call, named):
+    with pytest.raises(MemlabError, match=f"{re.escape(named)}.* allowed"):
+        call()
+
+
+def test_a_unit_is_no_excuse_where_the_question_is_of_another_size():
+    asked = Exercise(number="1.1", reference=lambda: 1000, mistakes={})
+    assert asked.hint(1000) == ""
+    assert "factor" in asked.hint(3)
+
+
+RUNS = ("", "mistake 1", "mistake 2", "mistake 3")  # with memlab's answers `make course` runs them
+
+
+@pytest.mark.matrix
+@pytest.mark.slow
+@pytest.mark.parametrize("answers", RUNS)
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_chapter_runs_with_blank_and_with_wrong_answers(number, answers, tmp_path):
+    notebook = ROOT / "notebooks" / course.chapter(number).outline.notebook
+    out = tmp_path / "out.json"
+    papermill.execute_notebook(
+        notebook, tmp_path / "ran.ipynb", {"out_json": str(out), "answers": answers},
+        kernel_name="python3", progress_bar=False, cwd=notebook.parent,
+    )  # fmt: skip
+    verdicts = json.loads(out.read_text())["verdicts"]
+    assert list(verdicts) == list(course.chapter(number).exercises)
+    wanted = "not right" if answers else "not yet"
+    assert all(f": {wanted}" in said for said in verdicts.values()) or "mistake 3" in answers
+    assert any(f": {wanted}" in said for said in verdicts.values())
+    ran = nbformat.read(tmp_path / "ran.ipynb", as_version=4)
+    assert not any(
+        output.output_type == "error" for cell in ran.cells for output in cell.get("outputs", [])
+    )
