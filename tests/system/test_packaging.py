@@ -102,7 +102,9 @@ def test_every_address_of_the_repository_is_that_of_pyproject():
     address = PROJECT["urls"]["Repository"]
     owner = address.removeprefix("https://github.com/").removesuffix("/memlab")
     for file in ("pyproject.toml", "README.md"):
-        named = re.findall(r"[\w.-]+(?=/memlab\b)", (ROOT / file).read_text())
+        named = re.findall(
+            r"(?:github\.com|/gh|/github)/([\w.-]+)/memlab", (ROOT / file).read_text()
+        )
         assert set(named) == {owner}, file
 
 
