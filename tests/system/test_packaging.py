@@ -148,7 +148,7 @@ def test_a_file_that_people_look_for_is_there(file):
     assert (ROOT / file).read_text().strip()
 
 
-@pytest.mark.parametrize("file", [".ci/run", "binder/postBuild"])
+@pytest.mark.parametrize("file", [".ci/run", "binder/postBuild", "binder/start"])
 def test_a_script_is_executable_and_stops_at_the_first_error(file):
     assert os.access(ROOT / file, os.X_OK)
     text = (ROOT / file).read_text()
