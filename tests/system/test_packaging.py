@@ -118,6 +118,11 @@ def test_an_index_gets_a_readme_without_links_to_files():
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
 
 
+def test_the_readme_is_one_page():
+    prose = re.sub(r"^```.*?^```", "", (ROOT / "README.md").read_text(), flags=re.S | re.M)
+    assert len(prose.split()) <= 900  # what is longer has a page in docs/
+
+
 @pytest.mark.parametrize("file", sorted((ROOT / ".github" / "workflows").glob("*.yml")))
 def test_a_workflow_may_do_little_ends_and_runs_what_make_knows(file):
     text = file.read_text()
