@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from memlab._util.functions import is_library
-from memlab.devices.here import out_of_memory_kills
+from memlab._util.units import GIB
+from memlab.devices.here import machine_memory_bytes, out_of_memory_kills
 from memlab.errors import MemlabError
 from memlab.result import Outcome
 from memlab.running import Ended, Progress, out_of_memory
@@ -431,9 +432,11 @@ def _innermost_frame(said: str) -> str:
 # Starting a worker keeps a core busy for about two seconds. So the spare is started only
 # after nothing has run for a moment. If a timed run begins meanwhile, the spare is paused
 # until that run is over. Before a spare is started, workers that take no more jobs are
-# replaced.
+# replaced. A machine of little memory, such as Binder's 2 GB, gets none: a spare that waits holds
+# 0.25 GiB (torch 2.13, Linux).
 
 IDLE_SECONDS = 1.0
+LITTLE_MEMORY_BYTES = 4 * GIB
 
 
 class Spare:
@@ -489,6 +492,8 @@ class Spare:
             return
         with contextlib.suppress(OSError, MemlabError):  # then the next job waits for one
             self.before_start()
+            if (machine_memory_bytes() or LITTLE_MEMORY_BYTES) < LITTLE_MEMORY_BYTES:
+                return
             with self._lock:
                 if self.worker is None and not self._runs:
                     self.worker = WorkerProcess()

@@ -18,7 +18,8 @@ from packaging.utils import canonicalize_name
 import memlab
 from tests import ROOT
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 CONDA_TORCH = {"environment.yml": "pytorch", "binder/environment.yml": "pytorch-cpu"}
 TARGETS = [
@@ -91,17 +92,68 @@ def test_the_tested_set_names_versions_only_and_no_cuda():
 
 
 def test_the_version_comes_from_one_file():
-    assert PROJECT["dynamic"] == ["version"]
+    assert "version" in PROJECT["dynamic"]
     assert "version" not in PROJECT
     assert f"## {memlab.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == memlab.__version__
 
 
-@pytest.mark.parametrize("file", ["LICENSE", "CONTRIBUTING.md", ".gitignore"])
+def test_every_address_of_the_repository_is_that_of_pyproject():
+    address = PROJECT["urls"]["Repository"]
+    owner = address.removeprefix("https://github.com/").removesuffix("/memlab")
+    for file in ("pyproject.toml", "README.md"):
+        named = re.findall(
+            r"(?:github\.com|/gh|/github)/([\w.-]+)/memlab", (ROOT / file).read_text()
+        )
+        assert set(named) == {owner}, file
+
+
+def test_an_index_gets_a_readme_without_links_to_files():
+    hook = PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    text = (ROOT / "README.md").read_text()
+    for each in hook["substitutions"]:
+        text = re.sub(each["pattern"], each["replacement"], text)
+    links = re.findall(r"\]\(([^)\s]+)", text)
+    assert f"{PROJECT['urls']['Repository']}/raw/main/docs/panel.png" in links
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+
+
+def test_the_readme_is_one_page():
+    prose = re.sub(r"^```.*?^```", "", (ROOT / "README.md").read_text(), flags=re.S | re.M)
+    assert len(prose.split()) <= 900  # what is longer has a page in docs/
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / ".github" / "workflows").glob("*.yml")))
+def test_a_workflow_may_do_little_ends_and_runs_what_make_knows(file):
+    text = file.read_text()
+    workflow = yaml.safe_load(text)
+    assert workflow["permissions"] == {"contents": "read"}
+    assert workflow["concurrency"]
+    assert all(job["timeout-minutes"] for job in workflow["jobs"].values())
+    assert all("@" in used for used in re.findall(r"uses: (\S+)", text))
+    for target in re.findall(r"run: make (\S+)", text):
+        assert make("-n", target).returncode == 0, target
+
+
+def test_a_workflow_tests_every_python_that_is_allowed():
+    jobs = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())["jobs"]
+    minors = [f"3.{minor}" for minor in range(20)]
+    allowed = [each for each in minors if each in SpecifierSet(PROJECT["requires-python"])]
+    for job in ("versions", "wheel"):
+        assert jobs[job]["strategy"]["matrix"]["python"] == allowed
+    oldest, newest = map(SpecifierSet, jobs["versions"]["strategy"]["matrix"]["torch"])
+    torch = requirements(PROJECT["dependencies"])["torch"]
+    assert [f"2.{minor}.0" in oldest for minor in (10, 11, 12)] == [False, True, False]
+    assert str(newest) in str(torch).split(",")
+    assert ">=2.11" in str(torch).split(",")
+
+
+@pytest.mark.parametrize("file", ["LICENSE", "CONTRIBUTING.md", ".gitignore", "SECURITY.md"])
 def test_a_file_that_people_look_for_is_there(file):
     assert (ROOT / file).read_text().strip()
 
 
-@pytest.mark.parametrize("file", [".ci/run", "binder/postBuild"])
+@pytest.mark.parametrize("file", [".ci/run", "binder/postBuild", "binder/start"])
 def test_a_script_is_executable_and_stops_at_the_first_error(file):
     assert os.access(ROOT / file, os.X_OK)
     text = (ROOT / file).read_text()

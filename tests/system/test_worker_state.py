@@ -14,7 +14,8 @@ from torch.nn.utils import parametrize
 
 from memlab import StepConfig, Workload, measure, predict, workloads
 from memlab._util.functions import is_library
-from memlab.runtime import isolation
+from memlab._util.units import GIB
+from memlab.runtime import isolation, process
 from tests.models import blocks, linear
 
 
@@ -252,6 +253,22 @@ def test_a_spare_worker_takes_the_place_of_a_changed_one():
     measure(building(replace_a_layer), StepConfig(), "cpu", repeats=1)
     measure(linear(), StepConfig(), "cpu", repeats=1)
     assert worker_of(isolation.measuring) == spare.process.pid
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "is_started"), [(2 * GIB, False), (4 * GIB, True), (None, True)]
+)
+def test_a_machine_of_little_memory_gets_no_spare_worker(monkeypatch, num_bytes, is_started):
+    class Started:
+        """Stands for a worker, so that no process is started."""
+
+    monkeypatch.setattr(process, "machine_memory_bytes", lambda: num_bytes)
+    monkeypatch.setattr(process, "WorkerProcess", Started)
+    replaced = []
+    spare = process.Spare(before_start=lambda: replaced.append(True))
+    spare._start()
+    assert replaced  # a changed worker is replaced all the same
+    assert (spare.worker is not None) == is_started
 
 
 def test_a_changed_worker_is_replaced_while_nothing_runs():
