@@ -19,7 +19,7 @@ from memlab.store.recorded import recorded, recordings
 from memlab.workload import SampleSize, Workload, WorkloadChoices
 
 if TYPE_CHECKING:
-    from memlab import plots
+    from memlab import course, plots
     from memlab._panel import panel
     from memlab.integrations.export import export_script
     from memlab.integrations.from_script import from_script
@@ -47,9 +47,9 @@ __all__ = [
     "Evaluation", "Generation", "LoadingConfig", "LoadingResult", "MemlabError", "Outcome",
     "SampleSize", "StepConfig", "StepResult", "TrainingRun", "VerifyReport", "Workload",
     "WorkloadChoices", "__version__", "build_step", "card", "checkpoint_graph", "compare",
-    "compare_base", "explain", "explain_error", "export_script", "forget_costs", "from_script",
-    "from_trainer", "graph_table", "ladder", "largest_batch", "measure", "measure_loading",
-    "measure_run", "open_snapshot", "panel", "plots", "predict", "predict_batches",
+    "compare_base", "course", "explain", "explain_error", "export_script", "forget_costs",
+    "from_script", "from_trainer", "graph_table", "ladder", "largest_batch", "measure",
+    "measure_loading", "measure_run", "open_snapshot", "panel", "plots", "predict", "predict_batches",
     "predict_lengths", "predict_run", "recommend", "recorded", "recordings", "replay_allocations",
     "require_ok", "results", "run_script", "stored_results", "sweep", "table", "to_frame",
     "training_step", "verify", "watch", "workloads",
@@ -61,7 +61,8 @@ LATE = {  # public names whose modules `import memlab` does not wait for
     "from_trainer": "integrations.from_trainer",
     "open_snapshot": "integrations.snapshot",
     "training_step": "integrations.training_step", "replay_allocations": "memory.hygiene",
-    "plots": "plots", "watch": "integrations.watch", "Evaluation": "prediction.run_settings",
+    "plots": "plots", "course": "course", "watch": "integrations.watch",
+    "Evaluation": "prediction.run_settings",
     "Generation": "prediction.run_settings", "TrainingRun": "prediction.run_settings",
     "predict_batches": "search.largest_batch",
     "explain": "search.explain", "graph_table": "search.graph_of_step", "ladder": "search.ladder",
@@ -76,7 +77,7 @@ def __getattr__(name: str) -> Any:
     """Import what comes after a result when it is first asked for: explanation, plots, widgets."""
     if name in LATE:
         module = importlib.import_module(f"memlab.{LATE[name]}")
-        return module if name == "plots" else getattr(module, name)
+        return module if name in ("plots", "course") else getattr(module, name)
     raise AttributeError(f"module 'memlab' has no attribute {name!r}")
 
 

@@ -4,6 +4,10 @@
 into the picture afterwards; it checks an answer against what memlab predicts, measures or verifies,
 and gives a hint for each kind of mistake; at the end it says what was answered.
 
+>>> from memlab import course
+>>> course.chapter(1).check("1.1", 4 * 1000 * 4000).verdict
+'not right'
+
 - `chapters.py`: `chapter`, `Chapter`, guesses and verdicts; their texts are in `chapters.toml`.
 - `exercise.py`: one question, its right answer and the mistakes that have a hint.
 - `steps.py`: the exercises of chapters 0 to 2: what a step holds.

@@ -17,7 +17,7 @@ SIGNS = {RIGHT: "✓", NOT_YET: "…", WRONG: "✗"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outline:
+class About:
     """What a chapter is about.
 
     Attributes:
@@ -36,7 +36,7 @@ class Outline:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class Checked:
     """What memlab says of an answer.
 
     Attributes:
@@ -108,9 +108,9 @@ def chapter(number: int, answers: str = "") -> "Chapter":
     >>> chapter(1).check("1.1", ...)
     1.1: not yet: put your answer in place of the dots.
     """
-    outlines = _outlines()
-    if is_a(number, bool) or number not in outlines:
-        allowed = ", ".join(map(str, outlines))
+    abouts = _all()
+    if is_a(number, bool) or number not in abouts:
+        allowed = ", ".join(map(str, abouts))
         raise ConfigError(f"number={shown(number)} is no chapter; allowed are {allowed}")
     kind, place = (answers[: len(MISTAKE)], answers[len(MISTAKE) :]) if answers else ("", "")
     if answers not in ("", REFERENCE) and not (kind == MISTAKE and place.isdecimal()):
@@ -118,13 +118,13 @@ def chapter(number: int, answers: str = "") -> "Chapter":
             f"answers={shown(answers)} is not known; allowed are '', 'reference' and 'mistake 1' "
             "and so on"
         )
-    return Chapter(outline=outlines[number], answers=answers)
+    return Chapter(about=abouts[number], answers=answers)
 
 
 @functools.cache
-def _outlines() -> dict[int, Outline]:
+def _all() -> dict[int, About]:
     rows = texts()["chapter"]
-    found = [Outline(**row | {"remember": tuple(row["remember"])}) for row in rows]
+    found = [About(**row | {"remember": tuple(row["remember"])}) for row in rows]
     return {each.number: each for each in found}
 
 
@@ -133,23 +133,29 @@ class Chapter:
     """A chapter that is open in a notebook.
 
     Attributes:
-        outline: what it is about.
+        about: what it is about.
         answers: what stands in for blank answers.
         verdicts: by exercise, of the last answer.
+
+    >>> opened = chapter(1)
+    >>> opened.check("1.1", 4 * (1024 * 4096 + 4096))
+    1.1: right.
+    >>> opened.finish().is_complete
+    False
     """
 
-    outline: Outline
+    about: About
     answers: str = ""
-    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    verdicts: dict[str, Checked] = field(default_factory=dict)
 
     @property
     def exercises(self) -> dict[str, Exercise]:
         """The exercises of the chapter, by number."""
-        start = f"{self.outline.number}."
+        start = f"{self.about.number}."
         return {each.number: each for each in EXERCISES if each.number.startswith(start)}
 
     def __repr__(self) -> str:
-        return f"Chapter {self.outline.number}. {self.outline.title} Needs: {self.outline.needs}"
+        return f"Chapter {self.about.number}. {self.about.title} Needs: {self.about.needs}"
 
     def guess(self, name: str, mib: Any) -> Guess:
         """Keep a guess, made before a run.
@@ -170,7 +176,7 @@ class Chapter:
         said = f"Your guess of the {name}: {mib:,.1f} MiB. It is drawn below."
         return Guess(nbytes=float(mib) * MIB, said=said)
 
-    def check(self, number: str, answer: Any) -> Verdict:
+    def check(self, number: str, answer: Any) -> Checked:
         """Say whether an answer is right, or what kind of mistake it has.
 
         Args:
@@ -188,10 +194,10 @@ class Chapter:
             answer = self._stand_in(exercise)
         if answer is BLANK:
             said = "put your answer in place of the dots"
-            found = Verdict(number=number, verdict=NOT_YET, said=said)
+            found = Checked(number=number, verdict=NOT_YET, said=said)
         else:
             hint = exercise.hint(answer)
-            found = Verdict(number=number, verdict=WRONG if hint else RIGHT, said=hint)
+            found = Checked(number=number, verdict=WRONG if hint else RIGHT, said=hint)
         self.verdicts[number] = found
         return found
 
@@ -205,15 +211,15 @@ class Chapter:
     def finish(self) -> "Finished":
         """Say which exercises are answered, what to remember, and where to go on."""
         rows = {number: self.verdicts.get(number) for number in self.exercises}
-        return Finished(outline=self.outline, verdicts=rows)
+        return Finished(about=self.about, verdicts=rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
     """The end of a chapter: its exercises with their verdicts, None for one not tried."""
 
-    outline: Outline
-    verdicts: dict[str, Verdict | None]
+    about: About
+    verdicts: dict[str, Checked | None]
 
     @property
     def is_complete(self) -> bool:
@@ -221,10 +227,10 @@ class Finished:
         return all(verdict and verdict.is_right for verdict in self.verdicts.values())
 
     def __repr__(self) -> str:
-        return "\n".join([*self._answered(), *self.outline.remember, self._next()])
+        return "\n".join([*self._answered(), *self.about.remember, self._next()])
 
     def _repr_markdown_(self) -> str:
-        remember = [f"{place}. {said}" for place, said in enumerate(self.outline.remember, 1)]
+        remember = [f"{place}. {said}" for place, said in enumerate(self.about.remember, 1)]
         lines = [f"- {said}" for said in self._answered()]
         return "\n".join([*lines, "", "**To remember**", "", *remember, "", self._next()])
 
@@ -233,7 +239,7 @@ class Finished:
                 for number, verdict in self.verdicts.items()]  # fmt: skip
 
     def _next(self) -> str:
-        following = _outlines().get(self.outline.number + 1)
+        following = _all().get(self.about.number + 1)
         if following is None:
             return "This is the last chapter."
         return f"Next: [{following.title}]({following.notebook})"

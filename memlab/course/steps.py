@@ -20,6 +20,7 @@ from memlab.workload import Workload
 CARD, CARD_LIMIT = "t4", 1536 * MIB  # of chapter 0
 TOO_LARGE = StepConfig(batch_size=256)  # needs several times as much
 BATCH = 2048  # of chapter 1
+INPUTS, OUTPUTS = 1024, 4096  # of its first layer
 OWN_FRACTION = 0.2  # within which a person should know what their own step takes
 
 
@@ -83,7 +84,7 @@ def _hidden() -> int:
 
 
 def _linear(width: int = 4) -> int:
-    layer = nn.Linear(1024, 4096, device="meta")
+    layer = nn.Linear(INPUTS, OUTPUTS, device="meta")
     return width * sum(parameter.numel() for parameter in layer.parameters())
 
 
@@ -144,7 +145,7 @@ EXERCISES = [
         number="1.1",
         reference=_linear,
         mistakes={
-            "no_bias": lambda: 4 * 1024 * 4096,
+            "no_bias": lambda: 4 * INPUTS * OUTPUTS,
             "numbers": lambda: _linear(1),
             "halves": lambda: _linear(2),
             "gradient_too": lambda: 2 * _linear(),
@@ -180,9 +181,9 @@ EXERCISES = [
             "without_activations": _of_own(
                 lambda: _peak() - _part("activations") - _part("temporaries")
             ),
-            "not_three": lambda: 2**20,
-            "no_workload": lambda: (mlp().build_model, StepConfig(batch_size=BATCH), 2**20),
-            "no_config": lambda: (mlp(), BATCH, 2**20),
+            "not_three": lambda: MIB,
+            "no_workload": lambda: (mlp().build_model, StepConfig(batch_size=BATCH), MIB),
+            "no_config": lambda: (mlp(), BATCH, MIB),
         },
         judge=_own,
         fraction=OWN_FRACTION,
@@ -193,7 +194,7 @@ EXERCISES = [
         mistakes={
             "divided": lambda: _peak() / BATCH,
             "sample_alone": lambda: 784 * 4 + 8,
-            "one_size": lambda: _per_sample() - 2 * 512 * 4,
+            "one_size": lambda: _per_sample() - 2 * _hidden() / BATCH,
         },
         fraction=0.05,
     ),

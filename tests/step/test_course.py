@@ -57,8 +57,8 @@ def test_an_answer_of_another_kind_is_a_sentence(number, answer):
 def test_a_chapter_has_hints_enough_and_three_sentences(number):
     opened = course.chapter(number)
     assert sum(len(each.mistakes) for each in opened.exercises.values()) >= LEAST_MISTAKES
-    assert len(opened.outline.remember) == chapters.NUM_REMEMBERED
-    assert (ROOT / "notebooks" / opened.outline.notebook).is_file()
+    assert len(opened.about.remember) == chapters.NUM_REMEMBERED
+    assert (ROOT / "notebooks" / opened.about.notebook).is_file()
 
 
 def test_the_bytes_of_chapter_1_are_those_that_one_counts_and_the_allocator_has():
@@ -157,7 +157,7 @@ RUNS = ("", "mistake 1", "mistake 2", "mistake 3")  # with memlab's answers `mak
 @pytest.mark.parametrize("answers", RUNS)
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_chapter_runs_with_blank_and_with_wrong_answers(number, answers, tmp_path):
-    notebook = ROOT / "notebooks" / course.chapter(number).outline.notebook
+    notebook = ROOT / "notebooks" / course.chapter(number).about.notebook
     out = tmp_path / "out.json"
     papermill.execute_notebook(
         notebook, tmp_path / "ran.ipynb", {"out_json": str(out), "answers": answers},

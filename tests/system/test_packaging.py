@@ -169,9 +169,9 @@ def test_ci_lints_tests_and_lets_no_browser_test_skip():
 
 
 def test_each_notebook_runs_once_from_the_wheel():
-    numbers = [path.stem[:2] for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
+    numbers = [path.stem.partition("_")[0] for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
     command = make("-n", "course").stdout
-    runs = re.findall(r"\$run ([0-9 ]+) --copy", command)
+    runs = re.findall(r"\$run ([0-9c ]+) --copy", command)
     assert len(runs) == 2
     assert sorted(" ".join(runs).split()) == numbers
     assert "[course]" in command
