@@ -49,10 +49,10 @@ __all__ = [
     "WorkloadChoices", "__version__", "build_step", "card", "checkpoint_graph", "compare",
     "compare_base", "course", "explain", "explain_error", "export_script", "forget_costs",
     "from_script", "from_trainer", "graph_table", "ladder", "largest_batch", "measure",
-    "measure_loading", "measure_run", "open_snapshot", "panel", "plots", "predict", "predict_batches",
-    "predict_lengths", "predict_run", "recommend", "recorded", "recordings", "replay_allocations",
-    "require_ok", "results", "run_script", "stored_results", "sweep", "table", "to_frame",
-    "training_step", "verify", "watch", "workloads",
+    "measure_loading", "measure_run", "open_snapshot", "panel", "plots", "predict",
+    "predict_batches", "predict_lengths", "predict_run", "recommend", "recorded", "recordings",
+    "replay_allocations", "require_ok", "results", "run_script", "stored_results", "sweep",
+    "table", "to_frame", "training_step", "verify", "watch", "workloads",
 ]  # fmt: skip
 LATE = {  # public names whose modules `import memlab` does not wait for
     "panel": "_panel", "explain_error": "integrations.out_of_memory",
