@@ -133,8 +133,8 @@ def fit(panel: Any) -> dict[str, Any]:
     start = time.perf_counter()
     panel_ui.button(panel, "Fit for me").click()
     found = seconds_to(start, panel, lambda: "fits" in panel_ui.badge(panel))
-    status = panel.locator(".ml-status")
-    end = seconds_to(start, panel, lambda: "looking" not in status.inner_text())
+    stop = panel_ui.button(panel, "Stop")
+    end = seconds_to(start, panel, lambda: not stop.count() or stop.is_disabled())
     return {"first that fits s": found, "best s": end, "found": panel_ui.status(panel)}
 
 
