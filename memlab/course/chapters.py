@@ -2,6 +2,7 @@
 
 import functools
 import numbers
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from memlab.errors import ConfigError
 
 NUM_REMEMBERED = 3
 REFERENCE, MISTAKE = "reference", "mistake "
+ANSWERS = re.compile(rf"|{REFERENCE}|{MISTAKE}[1-9]")
 RIGHT, NOT_YET, WRONG = "right", "not yet", "not right"
 SIGNS = {RIGHT: "✓", NOT_YET: "…", WRONG: "✗"}
 
@@ -109,11 +111,10 @@ def chapter(number: int, answers: str = "") -> "Chapter":
     1.1: not yet: put your answer in place of the dots.
     """
     abouts = _all()
-    if is_a(number, bool) or number not in abouts:
+    if is_a(number, bool) or not is_a(number, int) or number not in abouts:
         allowed = ", ".join(map(str, abouts))
         raise ConfigError(f"number={shown(number)} is no chapter; allowed are {allowed}")
-    kind, place = (answers[: len(MISTAKE)], answers[len(MISTAKE) :]) if answers else ("", "")
-    if answers not in ("", REFERENCE) and not (kind == MISTAKE and place.isdecimal()):
+    if not (is_a(answers, str) and ANSWERS.fullmatch(answers)):
         raise ConfigError(
             f"answers={shown(answers)} is not known; allowed are '', 'reference' and 'mistake 1' "
             "and so on"
@@ -186,6 +187,7 @@ class Chapter:
         Raises:
             ConfigError: the chapter has no such exercise.
         """
+        number = str(number)  # 1.2 is meant
         if number not in self.exercises:
             allowed = ", ".join(self.exercises)
             raise ConfigError(f"number={shown(number)} is no exercise here; allowed are {allowed}")

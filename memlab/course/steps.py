@@ -29,8 +29,10 @@ def _fits(asked: Exercise, given: Any, *, in_one_part: bool = False) -> str:
     hints = asked.hints
     if not is_a(given, StepConfig):
         return hints["no_config"].format(given=shown(given))
-    if given.batch_size < TOO_LARGE.batch_size:
-        return hints["fewer_samples"].format(given=given.batch_size)
+    if given.batch_size != TOO_LARGE.batch_size:
+        return hints["other_samples"].format(given=given.batch_size)
+    if given.optimizer != TOO_LARGE.optimizer or given.world_size > 1:
+        return hints["other_training"]
     if in_one_part and given.accumulation_steps > 1:
         return hints["in_parts"].format(given=given.accumulation_steps)
     if in_one_part and given.precision != TOO_LARGE.precision:
@@ -123,7 +125,8 @@ EXERCISES = [
         number="0.1",
         reference=lambda: replace(TOO_LARGE, accumulation_steps=4),
         mistakes={
-            "fewer_samples": lambda: StepConfig(batch_size=16),
+            "other_samples": lambda: StepConfig(batch_size=16),
+            "other_training": lambda: replace(TOO_LARGE, accumulation_steps=8, optimizer="sgd"),
             "not_moved": lambda: TOO_LARGE,
             "not_yet": lambda: replace(TOO_LARGE, accumulation_steps=2),
             "no_config": lambda: 16,
@@ -137,7 +140,7 @@ EXERCISES = [
             "in_parts": lambda: replace(TOO_LARGE, accumulation_steps=8),
             "precision": lambda: replace(TOO_LARGE, precision=Precision.FP16_MIXED),
             "not_yet": lambda: replace(TOO_LARGE, memory_budget=0.5),
-            "fewer_samples": lambda: StepConfig(batch_size=128, memory_budget=0.0),
+            "other_samples": lambda: StepConfig(batch_size=128, memory_budget=0.0),
         },
         judge=functools.partial(_fits, in_one_part=True),
     ),

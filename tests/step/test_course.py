@@ -85,6 +85,10 @@ def test_a_number_that_no_mistake_gives_is_told_how_far_off_it_is():
     assert of("1.1").check("1.1", right + 1).said == "too large by 0.1% or less"
 
 
+def test_an_exercise_may_be_given_as_a_number():
+    assert course.chapter(1).check(1.1, EXERCISES["1.1"].reference()).is_right
+
+
 def test_ones_own_model_is_graded():
     mine = Workload(
         name="mine",
@@ -134,7 +138,9 @@ def test_the_end_says_what_is_answered_in_any_order():
     [
         (lambda: course.chapter(99), "number=99"),
         (lambda: course.chapter(True), "number=True"),
+        (lambda: course.chapter([]), "number=[]"),
         (lambda: course.chapter(1, "all"), "answers='all'"),
+        (lambda: course.chapter(1, 5), "answers=5"),
         (lambda: course.chapter(1).check("0.1", ...), "number='0.1'"),
     ],
 )
