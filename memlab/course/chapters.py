@@ -243,5 +243,5 @@ class Finished:
     def _next(self) -> str:
         following = _all().get(self.about.number + 1)
         if following is None:
-            return "This is the last chapter."
+            return "The chapter after this one is not written yet."
         return f"Next: [{following.title}]({following.notebook})"
