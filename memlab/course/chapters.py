@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memlab._util.units import MIB, is_a, shown
+from memlab.course import operators, steps
 from memlab.course.exercise import BLANK, Exercise, texts
-from memlab.course.steps import EXERCISES
 from memlab.errors import ConfigError
 
 NUM_REMEMBERED = 3
@@ -153,7 +153,8 @@ class Chapter:
     def exercises(self) -> dict[str, Exercise]:
         """The exercises of the chapter, by number."""
         start = f"{self.about.number}."
-        return {each.number: each for each in EXERCISES if each.number.startswith(start)}
+        every = [*steps.EXERCISES, *operators.EXERCISES]
+        return {each.number: each for each in every if each.number.startswith(start)}
 
     def __repr__(self) -> str:
         return f"Chapter {self.about.number}. {self.about.title} Needs: {self.about.needs}"
