@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memlab._util.units import MIB, is_a, shown
-from memlab.course import operators, steps
+from memlab.course import allocator, operators, steps
 from memlab.course.exercise import BLANK, Exercise, texts
 from memlab.errors import ConfigError
 
@@ -153,7 +153,7 @@ class Chapter:
     def exercises(self) -> dict[str, Exercise]:
         """The exercises of the chapter, by number."""
         start = f"{self.about.number}."
-        every = [*steps.EXERCISES, *operators.EXERCISES]
+        every = [*steps.EXERCISES, *operators.EXERCISES, *allocator.EXERCISES]
         return {each.number: each for each in every if each.number.startswith(start)}
 
     def __repr__(self) -> str:

@@ -17,7 +17,7 @@ from memlab.course.exercise import Exercise
 from memlab.course.steps import BATCH, mlp, mlp_step
 from tests import ROOT
 
-NUMBERS = range(4)
+NUMBERS = range(5)
 EXERCISES = {name: each for n in NUMBERS for name, each in course.chapter(n).exercises.items()}
 LEAST_MISTAKES = 4  # of a chapter
 
