@@ -82,5 +82,11 @@ class Exercise:
         return f"too {direction} by a factor of {max(ratio, 1 / ratio):.3g}"
 
 
+def is_blank(answer: Any) -> bool:
+    """Return whether an answer, or a part of one, is still the dots."""
+    parts = answer.values() if is_a(answer, dict) else [answer]
+    return any(part is BLANK for part in parts)
+
+
 def _is_near(given: Any, value: Any, fraction: float) -> bool:
     return is_a(value, numbers.Real) and abs(given - value) <= fraction * abs(value)

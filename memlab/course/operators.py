@@ -74,7 +74,7 @@ def _of_block() -> float:
 def _judge_operators(asked: Exercise, given: Any) -> str:
     if not is_a(given, dict):
         return f"{shown(given)} is no dict; answer with a number for each of {', '.join(MADE)}"
-    if missing := [name for name in MADE if name not in given or given[name] is ...]:
+    if missing := [name for name in MADE if name not in given]:
         return f"there is no number for {', '.join(missing)}"
     for name, right in _of_operators().items():
         answer = given[name]

@@ -88,6 +88,16 @@ def test_an_exercise_may_be_given_as_a_number():
     assert course.chapter(1).check(1.1, EXERCISES["1.1"].reference()).is_right
 
 
+def test_an_answer_of_several_numbers_is_blank_until_all_are_there():
+    exercise, opened = EXERCISES["3.1"], course.chapter(3)
+    right = exercise.reference()
+    assert opened.check("3.1", right | {"mul": ...}).verdict == chapters.NOT_YET
+    assert (
+        "no number for mul" in opened.check("3.1", {k: right[k] for k in right if k != "mul"}).said
+    )
+    assert "mul: None is no number" in opened.check("3.1", right | {"mul": None}).said
+
+
 def test_ones_own_model_is_graded():
     mine = Workload(
         name="mine",
