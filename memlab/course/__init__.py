@@ -11,6 +11,8 @@ and gives a hint for each kind of mistake; at the end it says what was answered.
 - `chapters.py`: `chapter`, `Chapter`, guesses and verdicts; their texts are in `chapters.toml`.
 - `exercise.py`: one question, its right answer and the mistakes that have a hint.
 - `steps.py`: the exercises of chapters 0 to 2: what a step holds.
+- `operators.py`: those of chapter 3: what operators save for backward.
+- `allocator.py`: those of chapter 4: allocated, reserved, and what cannot be given back.
 """
 
 from memlab.course.chapters import Chapter, chapter

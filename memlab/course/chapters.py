@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memlab._util.units import MIB, is_a, shown
-from memlab.course.exercise import BLANK, Exercise, texts
-from memlab.course.steps import EXERCISES
+from memlab.course import allocator, operators, steps
+from memlab.course.exercise import BLANK, Exercise, is_blank, texts
 from memlab.errors import ConfigError
 
 NUM_REMEMBERED = 3
@@ -153,7 +153,8 @@ class Chapter:
     def exercises(self) -> dict[str, Exercise]:
         """The exercises of the chapter, by number."""
         start = f"{self.about.number}."
-        return {each.number: each for each in EXERCISES if each.number.startswith(start)}
+        every = [*steps.EXERCISES, *operators.EXERCISES, *allocator.EXERCISES]
+        return {each.number: each for each in every if each.number.startswith(start)}
 
     def __repr__(self) -> str:
         return f"Chapter {self.about.number}. {self.about.title} Needs: {self.about.needs}"
@@ -192,9 +193,9 @@ class Chapter:
             allowed = ", ".join(self.exercises)
             raise ConfigError(f"number={shown(number)} is no exercise here; allowed are {allowed}")
         exercise = self.exercises[number]
-        if answer is BLANK:
+        if is_blank(answer):
             answer = self._stand_in(exercise)
-        if answer is BLANK:
+        if is_blank(answer):
             said = "put your answer in place of the dots"
             found = Checked(number=number, verdict=NOT_YET, said=said)
         else:

@@ -38,8 +38,9 @@ class Exercise:
         number: such as "1.2".
         reference: returns a right answer; memlab computes it, on a step that runs or is predicted.
         mistakes: by the name of a hint, what returns an answer that deserves it.
-        judge: returns the hint for an answer, "" for a right one. None judges a number of bytes.
+        judge: returns the hint for an answer, "" for a right one. None judges a number.
         fraction: of the right number, by which an answer may differ.
+        unit: of that number.
     """
 
     number: str
@@ -47,6 +48,7 @@ class Exercise:
     mistakes: Mapping[str, Callable[[], Any]]
     judge: Callable[["Exercise", Any], str] | None = None
     fraction: float = 0.0
+    unit: str = "bytes"
 
     @property
     def hints(self) -> dict[str, str]:
@@ -56,21 +58,21 @@ class Exercise:
 
     def hint(self, given: Any) -> str:
         """Return the hint for an answer; "" for a right one."""
-        return self.of_bytes(given) if self.judge is None else self.judge(self, given)
+        return self.of_number(given) if self.judge is None else self.judge(self, given)
 
-    def of_bytes(self, given: Any) -> str:
-        """Return the hint for a number of bytes; "" for a right one."""
+    def of_number(self, given: Any) -> str:
+        """Return the hint for a number; "" for a right one."""
         if is_a(given, bool) or not is_a(given, numbers.Real):
-            return f"{shown(given)} is no number; answer with a number of bytes"
+            return f"{shown(given)} is no number; answer with a number of {self.unit}"
         if not (math.isfinite(given) and given > 0):
-            return f"{shown(given)} is no size; answer with a number of bytes above 0"
+            return f"{shown(given)} is no size; answer with a number of {self.unit} above 0"
         right = self.reference()
         if abs(given - right) <= self.fraction * right:
             return ""
         for name, answer in self.mistakes.items():
             if _is_near(given, answer(), self.fraction):
                 return self.hints[name]
-        for unit, factor in SLIPS.items():
+        for unit, factor in SLIPS.items() if self.unit == "bytes" else ():
             if _is_near(given * factor, right, max(self.fraction, MOST_OF_SLIP)):
                 return f"that would be right {unit}; the question is in bytes"
         ratio = given / right
@@ -78,6 +80,12 @@ class Exercise:
         if 1 / 2 < ratio < 2:
             return f"too {direction} by {max(abs(ratio - 1), LEAST_SAID):.1%} or less"
         return f"too {direction} by a factor of {max(ratio, 1 / ratio):.3g}"
+
+
+def is_blank(answer: Any) -> bool:
+    """Return whether an answer, or a part of one, is still the dots."""
+    parts = answer.values() if is_a(answer, dict) else [answer]
+    return any(part is BLANK for part in parts)
 
 
 def _is_near(given: Any, value: Any, fraction: float) -> bool:

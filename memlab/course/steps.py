@@ -112,7 +112,7 @@ def _own(asked: Exercise, given: Any) -> str:
         return hints["weights_alone"]
     without = peak - parts["activations"] - parts["temporaries"]
     mistakes = {"without_activations": lambda: without}
-    return replace(asked, reference=lambda: peak, mistakes=mistakes).of_bytes(guessed)
+    return replace(asked, reference=lambda: peak, mistakes=mistakes).of_number(guessed)
 
 
 def _of_own(nbytes: Callable[[], int]) -> Callable[[], Any]:
