@@ -91,7 +91,8 @@ def _with(**wrong: float) -> Callable[[], dict[str, float]]:
 
 def _judge_change(asked: Exercise, given: Any) -> str:
     """Return the hint for the name of a change of the block; "" for the one that saves most."""
-    if given not in (known := [*asked.mistakes, "relu"]):
+    known = [*asked.mistakes, "relu"]
+    if not is_a(given, str) or given not in known:
         return f"{shown(given)} is no change of these; answer with one of {', '.join(known)}"
     return asked.hints.get(given, "")
 

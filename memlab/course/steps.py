@@ -108,7 +108,8 @@ def _own(asked: Exercise, given: Any) -> str:
     if found.outcome is not Outcome.OK:
         return f"your step cannot be predicted yet: {found.message}"
     peak, parts = found.peak_allocated_bytes or 0, found.peak_by_category or {}
-    if guessed == parts["parameters"]:  # of a small model these may lie near another mistake
+    # of a small model these may lie near another mistake
+    if is_a(guessed, int) and guessed == parts["parameters"]:
         return hints["weights_alone"]
     without = peak - parts["activations"] - parts["temporaries"]
     mistakes = {"without_activations": lambda: without}

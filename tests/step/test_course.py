@@ -4,6 +4,7 @@ import json
 import re
 
 import nbformat
+import numpy as np
 import papermill
 import pytest
 import torch
@@ -45,7 +46,11 @@ def test_a_right_answer_a_blank_and_each_mistake(number):
 
 
 @pytest.mark.parametrize("number", EXERCISES)
-@pytest.mark.parametrize("answer", ["40 MiB", None, -1, float("nan"), True, [], nn.Linear(2, 2)])
+@pytest.mark.parametrize(
+    "answer",
+    ["40 MiB", None, -1, float("nan"), True, [], nn.Linear(2, 2), np.ones(3), torch.ones(3)],
+    ids=repr,
+)
 def test_an_answer_of_another_kind_is_a_sentence(number, answer):
     found = of(number).check(number, answer)
     assert found.verdict == chapters.WRONG
@@ -109,6 +114,7 @@ def test_ones_own_model_is_graded():
     peak = memlab.predict(mine, config, "cpu").peak_allocated_bytes
     assert opened.check("2.1", (mine, config, 1.15 * peak)).is_right
     assert opened.check("2.1", (mine, config, 1.3 * peak)).verdict == chapters.WRONG
+    assert "is no number" in opened.check("2.1", (mine, config, np.ones(3))).said
     broken = Workload(
         name="broken", build_model=lambda: nn.Linear(8, 2), make_batch=mine.make_batch,
         compute_loss=mine.compute_loss,
