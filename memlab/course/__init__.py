@@ -13,8 +13,14 @@ and gives a hint for each kind of mistake; at the end it says what was answered.
 - `steps.py`: the exercises of chapters 0 to 2: what a step holds.
 - `operators.py`: those of chapter 3: what operators save for backward.
 - `allocator.py`: those of chapter 4: allocated, reserved, and what cannot be given back.
+- `limits.py`: those of chapters 5 and 14: what can be known before, and the fastest that fits.
+- `parts.py`: those of chapter 6: what micro-batches change.
+- `recomputing.py`: those of chapters 7 and 8: what to compute again, and what that may change.
+- `scripts.py`: those of chapters 13 and 16: lines at fault, in `loops/`, and a change that fails.
+- `ranks.py`: those of chapter 15: what each rank holds and sends.
 """
 
 from memlab.course.chapters import Chapter, chapter
+from memlab.course.scripts import numbered, script
 
-__all__ = ["Chapter", "chapter"]
+__all__ = ["Chapter", "chapter", "numbered", "script"]

@@ -7,10 +7,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memlab._util.units import MIB, is_a, shown
-from memlab.course import allocator, operators, steps
+from memlab.course import (
+    allocator,
+    limits,
+    operators,
+    parts,
+    ranks,
+    recomputing,
+    scripts,
+    steps,
+)  # fmt: skip
 from memlab.course.exercise import BLANK, Exercise, is_blank, texts
 from memlab.errors import ConfigError
 
+SUBJECTS = (steps, operators, allocator, limits, parts, recomputing, scripts, ranks)
 NUM_REMEMBERED = 3
 REFERENCE, MISTAKE = "reference", "mistake "
 ANSWERS = re.compile(rf"|{REFERENCE}|{MISTAKE}[1-9]")
@@ -153,7 +163,7 @@ class Chapter:
     def exercises(self) -> dict[str, Exercise]:
         """The exercises of the chapter, by number."""
         start = f"{self.about.number}."
-        every = [*steps.EXERCISES, *operators.EXERCISES, *allocator.EXERCISES]
+        every = (each for subject in SUBJECTS for each in subject.EXERCISES)
         return {each.number: each for each in every if each.number.startswith(start)}
 
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ import functools
 import math
 import numbers
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,57 @@ class Exercise:
         if 1 / 2 < ratio < 2:
             return f"too {direction} by {max(abs(ratio - 1), LEAST_SAID):.1%} or less"
         return f"too {direction} by a factor of {max(ratio, 1 / ratio):.3g}"
+
+
+def always(value: Any) -> Callable[[], Any]:
+    """Return what returns `value`."""
+    return lambda: value
+
+
+def turned(reference: Callable[[], dict[str, bool]], names: Iterable[str]) -> dict[str, Any]:
+    """Return mistakes for an answer by name: each has another one of its yes or no."""
+
+    def but(name: str) -> Callable[[], dict[str, bool]]:
+        return lambda: reference() | {name: not reference()[name]}
+
+    return {name: but(name) for name in names}
+
+
+def judge_named(asked: Exercise, given: Any) -> str:
+    """Return the hint for an answer by name, such as {"sum": True}; "" if each of them is right."""
+    right = asked.reference()
+    if said := _unnamed(given, right):
+        return said
+    allowed = sorted(set(right.values()), key=str)
+    for name, value in right.items():
+        if not any(given[name] is each or (is_a(given[name], str) and given[name] == each)
+                   for each in allowed):  # fmt: skip
+            said = ", ".join(map(repr, allowed))
+            return f"{name}: {shown(given[name])} is no answer; allowed are {said}"
+        if given[name] != value:
+            return asked.hints[name]
+    return ""
+
+
+def judge_numbers(asked: "Exercise", given: Any) -> str:
+    """Return the hint for numbers by name; "" if each of them is right."""
+    right = asked.reference()
+    if said := _unnamed(given, right):
+        return said
+    for name, value in right.items():
+        answer = given[name]
+        if is_a(answer, bool) or not is_a(answer, numbers.Real):
+            return f"{name}: {shown(answer)} is no number"
+        if not abs(answer - value) <= asked.fraction * max(abs(value), 1):
+            return asked.hints[name]
+    return ""
+
+
+def _unnamed(given: Any, right: Mapping[str, Any]) -> str:
+    if not is_a(given, dict):
+        return f"{shown(given)} is no dict; answer with one for {', '.join(right)}"
+    missing = [name for name in right if name not in given]
+    return f"there is no answer for {', '.join(missing)}" if missing else ""
 
 
 def is_blank(answer: Any) -> bool:

@@ -1,7 +1,6 @@
 """Exercises of chapter 3: what operators save for backward."""
 
 import functools
-import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from torch import nn
 
 from memlab._util.units import is_a, shown
-from memlab.course.exercise import Exercise
+from memlab.course.exercise import Exercise, judge_numbers
 
 ROWS, WIDTH, HIDDEN = 64, 256, 1024
 DROPPED = 0.1
@@ -71,20 +70,6 @@ def _of_block() -> float:
     return saved_sizes(FeedForward(nn.GELU()))
 
 
-def _judge_operators(asked: Exercise, given: Any) -> str:
-    if not is_a(given, dict):
-        return f"{shown(given)} is no dict; answer with a number for each of {', '.join(MADE)}"
-    if missing := [name for name in MADE if name not in given]:
-        return f"there is no number for {', '.join(missing)}"
-    for name, right in _of_operators().items():
-        answer = given[name]
-        if is_a(answer, bool) or not is_a(answer, numbers.Real):
-            return f"{name}: {shown(answer)} is no number"
-        if not abs(answer - right) <= ROUNDED:
-            return asked.hints[name]
-    return ""
-
-
 def _with(**wrong: float) -> Callable[[], dict[str, float]]:
     return lambda: _of_operators() | wrong
 
@@ -106,7 +91,8 @@ EXERCISES = [
             "gelu": _with(gelu=2), "softmax": _with(softmax=2), "dropout": _with(dropout=0.25),
             "layer_norm": _with(layer_norm=2), "linear": _with(linear=2),
         },
-        judge=_judge_operators,
+        judge=judge_numbers,
+        fraction=ROUNDED,
     ),
     Exercise(
         number="3.2",
