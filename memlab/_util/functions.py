@@ -162,6 +162,11 @@ def is_library(file: str) -> bool:
     return path.startswith(LIBRARY_FOLDERS) or not PACKAGE_FOLDERS.isdisjoint(path.split(os.sep))
 
 
+def is_cell(file: str) -> bool:
+    """Return whether the name of a code object's file is that of a cell of a notebook."""
+    return "ipykernel_" in file or file.startswith("<ipython-input")
+
+
 def own_line(error: BaseException) -> str:
     """Return the innermost line of a person's own code that an error passed through; "" if none.
 
@@ -174,7 +179,7 @@ def own_line(error: BaseException) -> str:
     found = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
-        if "ipykernel_" in file or file.startswith("<ipython-input"):
+        if is_cell(file):
             found = f"a cell of the notebook, line {line} of {frame.f_code.co_name}"
         elif not (file.startswith(("<", OWN_PACKAGE)) or is_library(file)):
             found = f"{os.path.basename(file)}, line {line}"

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memlab._util.functions import is_cell
 from memlab._util.torch_private.python_device import PAD_PACKED_SEQUENCE, functions
 from memlab._util.torch_private.tensors import FakeTensor, schema_of
 from memlab._util.units import MIB
@@ -440,8 +441,9 @@ def _module(frame: FrameType) -> str:
 
 
 def _line(frame: FrameType) -> str:
-    module = _module(frame)
-    where = os.path.basename(frame.f_code.co_filename) if module == "__main__" else module
+    module, file = _module(frame), frame.f_code.co_filename
+    where = os.path.basename(file) if module == "__main__" else module
+    where = "a cell of the notebook" if is_cell(file) else where
     return f"line {frame.f_lineno} of {where}"
 
 

@@ -164,6 +164,18 @@ def test_what_is_not_there_is_named(call, named):
         call()
 
 
+def test_what_a_cell_of_a_notebook_makes_necessary_is_not_told_by_the_name_of_a_file():
+    cell = "def loss(model, x):\n    return model(x).mean() * (2 if x.mean() > 0 else 1)"
+    made = {}
+    exec(compile(cell, "/tmp/ipykernel_1/2345.py", "exec"), {"__name__": "__main__"}, made)
+    mine = Workload(
+        name="mine", build_model=lambda: nn.Linear(8, 8), make_batch=lambda n: torch.randn(n, 8),
+        compute_loss=made["loss"],
+    )  # fmt: skip
+    notes = " ".join(memlab.predict(mine, StepConfig(batch_size=4), "t4").notes)
+    assert "line 2 of a cell of the notebook reads a value" in notes
+
+
 def test_a_unit_is_no_excuse_where_the_question_is_of_another_size():
     asked = Exercise(number="1.1", reference=lambda: 1000, mistakes={})
     assert asked.hint(1000) == ""
