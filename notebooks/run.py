@@ -3,7 +3,9 @@
 The executed copy and the JSON artifact of each go to a build folder; the notebooks themselves stay
 as they are. A notebook fails if a cell raises or runs too long, if it does not declare a parameter
 that it is given (papermill would only warn), or if it writes no JSON to `out_json`.
-It does not judge the numbers: each notebook asserts its own claim in its last cell.
+Each notebook asserts its own claim in its last cell. The results of a chapter of the course must
+also be those in `expected/`: peaks to the byte, times within a factor. What changed is said in the
+words of `memlab compare`; `--update` writes it down.
 """
 
 import argparse
@@ -16,7 +18,11 @@ from typing import Any
 import nbformat
 import papermill
 
+import memlab
+
 HERE = Path(__file__).resolve().parent
+EXPECTED = HERE / "expected"
+TIME_TOLERANCE = 9.0  # another machine may take ten times as long
 CELL_TIMEOUT_SECONDS = 1800
 """Far above what a cell takes on a machine that is busy with other things: it ends a hang."""
 
@@ -33,7 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
     for notebook in options.notebooks or sorted(HERE.glob("*.ipynb")):
         start = time.perf_counter()
         try:
-            run(notebook, options.out, options.device, options.quick)
+            artifact = run(notebook, options.out, options.device, options.quick)
+            if options.device in (None, "cpu"):
+                expect(notebook, artifact, update=options.update)
         except NotebookError as error:
             num_failed += 1
             print(f"failed {notebook.stem}, {error}", flush=True)
@@ -42,8 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if num_failed else 0
 
 
-def run(notebook: Path, out: Path, device: str | None, quick: bool) -> None:
-    """Execute one notebook and check its artifact.
+def run(notebook: Path, out: Path, device: str | None, quick: bool) -> Path:
+    """Execute one notebook, check its artifact and return the file.
 
     Args:
         notebook: the file; it is read only.
@@ -78,6 +86,34 @@ def run(notebook: Path, out: Path, device: str | None, quick: bool) -> None:
         reason = str(error).strip().splitlines()[0]
         raise NotebookError(f"{where}: {type(error).__name__}: {reason}") from error
     _check_artifact(artifact)
+    return artifact
+
+
+def expect(notebook: Path, artifact: Path, *, update: bool) -> None:
+    """Compare the results of a chapter with those that are expected.
+
+    Args:
+        notebook: of the chapter; any other notebook is left alone.
+        artifact: what it wrote.
+        update: say what changed and expect it from now on, instead of failing.
+
+    Raises:
+        NotebookError: results are others, with what changed in words.
+    """
+    written, known = json.loads(artifact.read_text()), EXPECTED / artifact.name
+    results = written.get("results") if isinstance(written, dict) else None
+    if not results or "verdicts" not in written or not (update or known.exists()):
+        return
+    if known.exists():
+        changes = memlab.compare(known, artifact, memory_tolerance=0, time_tolerance=TIME_TOLERANCE)
+        moved = [one for one in changes.changes if one.verdict != "same"]
+        if (moved or changes.only_old or changes.only_new) and not update:
+            raise NotebookError(f"results are others than expected; {changes}")
+        if moved and update:
+            print(changes, flush=True)
+    if update:
+        EXPECTED.mkdir(exist_ok=True)
+        known.write_text(json.dumps({"schema": 1, "results": results}, indent=1) + "\n")
 
 
 def _parameters(notebook: Path, artifact: Path, device: str | None, quick: bool) -> dict[str, Any]:
@@ -127,6 +163,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("notebooks", nargs="*", type=Path, help="default: all in this folder")
     parser.add_argument("--device", help="passed to the parameter 'device'")
     parser.add_argument("--quick", action="store_true", help="the short form, where there is one")
+    parser.add_argument("--update", action="store_true", help="expect what the chapters give now")
     parser.add_argument("--out", type=Path, default=HERE.parent / "build" / "notebooks")
     return parser.parse_args(arguments)
 

@@ -1,9 +1,12 @@
 """`chapter`: a chapter of the course in its notebook: guesses, answers, and what to remember."""
 
 import functools
+import json
 import numbers
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from memlab._util.units import MIB, is_a, shown
@@ -19,11 +22,13 @@ from memlab.course import (
 )  # fmt: skip
 from memlab.course.exercise import BLANK, Exercise, is_blank, texts
 from memlab.errors import ConfigError
+from memlab.result import StepResult
 
 SUBJECTS = (steps, operators, allocator, limits, parts, recomputing, scripts, ranks)
 NUM_REMEMBERED = 3
 REFERENCE, MISTAKE = "reference", "mistake "
 ANSWERS = re.compile(rf"|{REFERENCE}|{MISTAKE}[1-9]")
+LEFT_OUT: dict[str, Any] = {"timeline": None, "peak_holdings": ()}  # of a saved result: large
 RIGHT, NOT_YET, WRONG = "right", "not yet", "not right"
 SIGNS = {RIGHT: "✓", NOT_YET: "…", WRONG: "✗"}
 
@@ -238,6 +243,23 @@ class Finished:
     def is_complete(self) -> bool:
         """Whether all exercises are answered right."""
         return all(verdict and verdict.is_right for verdict in self.verdicts.values())
+
+    def save(self, path: str, results: Iterable[StepResult] = (), **numbers: Any) -> None:
+        """Write verdicts, results and other numbers as JSON; `memlab compare` reads the results.
+
+        Args:
+            path: of the file; "" writes none.
+            results: of the chapter, without their timelines.
+            **numbers: what else there is, as JSON types.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        verdicts = {number: str(verdict) for number, verdict in self.verdicts.items()}
+        rows = [each.to_dict() | LEFT_OUT for each in results]
+        if path:
+            saved = {"schema": 1, "verdicts": verdicts, "results": rows, **numbers}
+            Path(path).write_text(json.dumps(saved, indent=1))
 
     def __repr__(self) -> str:
         return "\n".join([*self._answered(), *self.about.remember, self._next()])
