@@ -10,9 +10,11 @@ and gives a hint for each kind of mistake; at the end it says what was answered.
 
 - `chapters.py`: `chapter`, `Chapter`, guesses and verdicts; their texts are in `chapters.toml`.
 - `exercise.py`: one question, its right answer and the mistakes that have a hint.
+- `settings.py`: what judges a setting with which a step has to fit.
 - `steps.py`: the exercises of chapters 0 to 2: what a step holds.
 - `operators.py`: those of chapter 3: what operators save for backward.
 - `allocator.py`: those of chapter 4: allocated, reserved, and what cannot be given back.
+- `giants.py`: those of chapter 10: logits, and attention that keeps its weights.
 """
 
 from memlab.course.chapters import Chapter, chapter

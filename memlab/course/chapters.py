@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memlab._util.units import MIB, is_a, shown
-from memlab.course import allocator, operators, steps
+from memlab.course import allocator, giants, operators, steps
 from memlab.course.exercise import BLANK, Exercise, is_blank, texts
 from memlab.errors import ConfigError
 
@@ -153,7 +153,8 @@ class Chapter:
     def exercises(self) -> dict[str, Exercise]:
         """The exercises of the chapter, by number."""
         start = f"{self.about.number}."
-        every = [*steps.EXERCISES, *operators.EXERCISES, *allocator.EXERCISES]
+        rooms = (steps, operators, allocator, giants)
+        every = [each for room in rooms for each in room.EXERCISES]
         return {each.number: each for each in every if each.number.startswith(start)}
 
     def __repr__(self) -> str:
