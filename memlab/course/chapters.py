@@ -84,15 +84,17 @@ class Guess:
         """Draw the guess into a picture of bytes over time, and return the picture.
 
         Args:
-            figure: of `memlab.plots.timeline`, whose first axes have MiB upwards.
+            figure: of `memlab.plots.timeline`, whose first axes have bytes upwards.
         """
         if self.nbytes is not None:
-            axes, height = figure.axes[0], self.nbytes / MIB
-            axes.axhline(height, color=axes.xaxis.label.get_color(), linestyle="--", linewidth=1)
-            axes.annotate("your guess", (1, height), xycoords=("axes fraction", "data"),
-                          xytext=(-4, 2), textcoords="offset points", ha="right")  # fmt: skip
+            axes = figure.axes[0]
+            near = axes.get_yticklabels()[0]  # in whose colour and size it is written
+            style = {"color": near.get_color(), "size": near.get_size()}
+            axes.axhline(self.nbytes, color=near.get_color(), linestyle="--", linewidth=1)
+            axes.annotate("your guess", (1, self.nbytes), xycoords=("axes fraction", "data"),
+                          xytext=(-4, 2), textcoords="offset points", ha="right", **style)  # fmt: skip
             low, high = axes.get_ylim()
-            axes.set_ylim(low, max(high, 1.1 * height))
+            axes.set_ylim(low, max(high, 1.1 * self.nbytes))
         return figure
 
 

@@ -129,10 +129,11 @@ def test_a_guess_is_drawn_and_none_changes_nothing():
     assert opened.guess("peak", ...).on(figure) is figure
     assert "no guess" in repr(opened.guess("peak", "much"))
     assert len(figure.axes[0].lines) == before
+    axes, peak = figure.axes[0], mlp_step().peak_allocated_bytes
+    assert peak < axes.get_ylim()[1] < 2 * peak  # the axis has bytes
     opened.guess("peak", 1000).on(figure)
-    line = figure.axes[0].lines[-1]
-    assert set(line.get_ydata()) == {1000}
-    assert figure.axes[0].get_ylim()[1] > 1000
+    assert set(axes.lines[-1].get_ydata()) == {1000 * MIB}
+    assert axes.get_ylim()[1] > 1000 * MIB > peak
     assert opened.guess("peak", 2.0).nbytes == 2 * MIB
 
 
