@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memlab._util.units import MIB, is_a, shown
-from memlab.course import allocator, giants, operators, steps
+from memlab.course import allocator, giants, lengths, operators, steps
 from memlab.course.exercise import BLANK, Exercise, is_blank, texts
 from memlab.errors import ConfigError
 
@@ -89,10 +89,11 @@ class Guess:
         if self.nbytes is not None:
             axes = figure.axes[0]
             near = axes.get_yticklabels()[0]  # in whose colour and size it is written
-            style = {"color": near.get_color(), "size": near.get_size()}
-            axes.axhline(self.nbytes, color=near.get_color(), linestyle="--", linewidth=1)
+            color, size = near.get_color(), near.get_size()
+            axes.axhline(self.nbytes, color=color, linestyle="--", linewidth=1)
             axes.annotate("your guess", (1, self.nbytes), xycoords=("axes fraction", "data"),
-                          xytext=(-4, 2), textcoords="offset points", ha="right", **style)  # fmt: skip
+                          xytext=(-4, 2), textcoords="offset points", ha="right",
+                          color=color, size=size)  # fmt: skip
             low, high = axes.get_ylim()
             axes.set_ylim(low, max(high, 1.1 * self.nbytes))
         return figure
@@ -155,7 +156,7 @@ class Chapter:
     def exercises(self) -> dict[str, Exercise]:
         """The exercises of the chapter, by number."""
         start = f"{self.about.number}."
-        rooms = (steps, operators, allocator, giants)
+        rooms = (steps, operators, allocator, giants, lengths)
         every = [each for room in rooms for each in room.EXERCISES]
         return {each.number: each for each in every if each.number.startswith(start)}
 
