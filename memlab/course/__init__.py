@@ -14,6 +14,7 @@ and gives a hint for each kind of mistake; at the end it says what was answered.
 - `steps.py`: the exercises of chapters 0 to 2: what a step holds.
 - `operators.py`: those of chapter 3: what operators save for backward.
 - `allocator.py`: those of chapter 4: allocated, reserved, and what cannot be given back.
+- `updates.py`: those of chapter 9: what an update holds.
 - `giants.py`: those of chapter 10: logits, and attention that keeps its weights.
 - `lengths.py`: those of chapter 12: a batch that is too long, and an evaluation that keeps all.
 """

@@ -81,6 +81,27 @@ class Exercise:
             return f"too {direction} by {max(abs(ratio - 1), LEAST_SAID):.1%} or less"
         return f"too {direction} by a factor of {max(ratio, 1 / ratio):.3g}"
 
+    def of_numbers(self, given: Any, right: Mapping[str, float], within: float) -> str:
+        """Return the hint for a dict of numbers by name, of which each has a hint; "" if right."""
+        if not is_a(given, dict):
+            return f"{shown(given)} is no dict; answer with a number for each of {', '.join(right)}"
+        if missing := [name for name in right if name not in given]:
+            return f"there is no number for {', '.join(missing)}"
+        for name, number in right.items():
+            answer = given[name]
+            if is_a(answer, bool) or not is_a(answer, numbers.Real):
+                return f"{name}: {shown(answer)} is no number"
+            if not abs(answer - number) <= within:
+                return self.hints[name]
+        return ""
+
+    def of_choice(self, given: Any, right: str) -> str:
+        """Return the hint for one of several names, of which each wrong one has one."""
+        known = sorted([*self.mistakes, right])
+        if not is_a(given, str) or given not in known:
+            return f"{shown(given)} is no answer here; answer with one of {', '.join(known)}"
+        return "" if given == right else self.hints[given]
+
 
 def is_blank(answer: Any) -> bool:
     """Return whether an answer, or a part of one, is still the dots."""

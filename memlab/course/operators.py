@@ -1,14 +1,11 @@
 """Exercises of chapter 3: what operators save for backward."""
 
 import functools
-import numbers
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
 
-from memlab._util.units import is_a, shown
 from memlab.course.exercise import Exercise
 
 ROWS, WIDTH, HIDDEN = 64, 256, 1024
@@ -71,30 +68,8 @@ def _of_block() -> float:
     return saved_sizes(FeedForward(nn.GELU()))
 
 
-def _judge_operators(asked: Exercise, given: Any) -> str:
-    if not is_a(given, dict):
-        return f"{shown(given)} is no dict; answer with a number for each of {', '.join(MADE)}"
-    if missing := [name for name in MADE if name not in given]:
-        return f"there is no number for {', '.join(missing)}"
-    for name, right in _of_operators().items():
-        answer = given[name]
-        if is_a(answer, bool) or not is_a(answer, numbers.Real):
-            return f"{name}: {shown(answer)} is no number"
-        if not abs(answer - right) <= ROUNDED:
-            return asked.hints[name]
-    return ""
-
-
 def _with(**wrong: float) -> Callable[[], dict[str, float]]:
     return lambda: _of_operators() | wrong
-
-
-def _judge_change(asked: Exercise, given: Any) -> str:
-    """Return the hint for the name of a change of the block; "" for the one that saves most."""
-    known = [*asked.mistakes, "relu"]
-    if not is_a(given, str) or given not in known:
-        return f"{shown(given)} is no change of these; answer with one of {', '.join(known)}"
-    return asked.hints.get(given, "")
 
 
 EXERCISES = [
@@ -106,7 +81,7 @@ EXERCISES = [
             "gelu": _with(gelu=2), "softmax": _with(softmax=2), "dropout": _with(dropout=0.25),
             "layer_norm": _with(layer_norm=2), "linear": _with(linear=2),
         },
-        judge=_judge_operators,
+        judge=lambda asked, given: asked.of_numbers(given, _of_operators(), ROUNDED),
     ),
     Exercise(
         number="3.2",
@@ -124,6 +99,6 @@ EXERCISES = [
         number="3.3",
         reference=lambda: "relu",
         mistakes={"dropout": lambda: "dropout", "bias": lambda: "bias", "norm": lambda: "norm"},
-        judge=_judge_change,
+        judge=lambda asked, given: asked.of_choice(given, "relu"),
     ),
 ]  # fmt: skip

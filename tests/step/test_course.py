@@ -13,7 +13,7 @@ from torch import nn
 import memlab
 from memlab import MemlabError, StepConfig, Workload, course, plots
 from memlab._util.units import MIB
-from memlab.course import chapters
+from memlab.course import chapters, updates
 from memlab.course.exercise import Exercise, texts
 from memlab.course.steps import BATCH, mlp, mlp_step
 from tests import ROOT
@@ -75,6 +75,26 @@ def test_the_bytes_of_chapter_1_are_those_that_one_counts_and_the_allocator_has(
     measured = memlab.measure(mlp(), StepConfig(batch_size=BATCH), "cpu", repeats=1)
     assert measured.peak_allocated_bytes == mlp_step().peak_allocated_bytes
     assert EXERCISES["2.2"].reference() == 784 * 4 + 8 + 3 * 512 * 4
+
+
+OPTIMIZERS = {name: StepConfig(optimizer=name) for name in updates.BYTES if "," not in name}
+OPTIMIZERS["adamw, bf16"] = StepConfig(precision="bf16")
+OPTIMIZERS["adamw, bf16-master"] = StepConfig(precision="bf16-master")
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_bytes_a_weight_of_chapter_9_are_those_of_a_prediction(name):
+    layer = Workload(
+        name="layer",
+        build_model=lambda: nn.Linear(4096, 4096),
+        make_batch=lambda n: torch.ones(n, 4096),
+        compute_loss=lambda model, batch: model(batch).mean(),
+    )
+    step = memlab.predict(layer, OPTIMIZERS[name], "rtx-4090")
+    if name == "adamw-8bit" and step.outcome == "unsupported":
+        pytest.skip(step.message)
+    held = [step.timeline.bytes_of(kind) for kind in ("parameters", "gradients", "optimizer_state")]
+    assert max(sum(held)) / 4096**2 == pytest.approx(updates.BYTES[name], abs=updates.MOST_OFF)
 
 
 @pytest.mark.parametrize(("factor", "unit"), [(2**20, "in MiB"), (1e6, "in MB"), (2**10, "in KiB")])
