@@ -16,6 +16,7 @@ and gives a hint for each kind of mistake; at the end it says what was answered.
 - `allocator.py`: those of chapter 4: allocated, reserved, and what cannot be given back.
 - `updates.py`: those of chapter 9: what an update holds.
 - `giants.py`: those of chapter 10: logits, and attention that keeps its weights.
+- `quantized.py`: those of chapter 11: a base in 4 bits.
 - `lengths.py`: those of chapter 12: a batch that is too long, and an evaluation that keeps all.
 """
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memlab._util.units import MIB, is_a, shown
-from memlab.course import allocator, giants, lengths, operators, steps, updates
+from memlab.course import allocator, giants, lengths, operators, quantized, steps, updates
 from memlab.course.exercise import BLANK, Exercise, is_blank, texts
 from memlab.errors import ConfigError
 
@@ -156,7 +156,7 @@ class Chapter:
     def exercises(self) -> dict[str, Exercise]:
         """The exercises of the chapter, by number."""
         start = f"{self.about.number}."
-        rooms = (steps, operators, allocator, updates, giants, lengths)
+        rooms = (steps, operators, allocator, updates, giants, quantized, lengths)
         every = [each for room in rooms for each in room.EXERCISES]
         return {each.number: each for each in every if each.number.startswith(start)}
 
