@@ -2,7 +2,7 @@
 
 from memlab import workloads
 from memlab._util.units import GIB
-from memlab.config import StepConfig
+from memlab.config import Checkpointing, Optimizer, Precision, StepConfig
 from memlab.course.exercise import Exercise
 from memlab.course.settings import MustFit
 
@@ -48,10 +48,10 @@ EXERCISES = [
         number="10.2",
         reference=lambda: StepConfig(batch_size=SAMPLES, loss_chunks=16),
         mistakes={
-            "not_yet": lambda: StepConfig(batch_size=SAMPLES, checkpointing="blocks"),
+            "not_yet": lambda: StepConfig(batch_size=SAMPLES, checkpointing=Checkpointing.BLOCKS),
             "in_parts": lambda: StepConfig(batch_size=SAMPLES, accumulation_steps=4),
-            "precision": lambda: StepConfig(batch_size=SAMPLES, precision="bf16"),
-            "other_training": lambda: StepConfig(batch_size=SAMPLES, optimizer="sgd"),
+            "precision": lambda: StepConfig(batch_size=SAMPLES, precision=Precision.BF16),
+            "other_training": lambda: StepConfig(batch_size=SAMPLES, optimizer=Optimizer.SGD),
             "other_samples": lambda: StepConfig(batch_size=1),
             "not_moved": lambda: WHOLE,
             "no_config": lambda: "loss_chunks",

@@ -1,7 +1,7 @@
 """Exercises of chapter 11: a base in 4 bits, and what can make its step larger."""
 
 from memlab._util.units import GIB
-from memlab.config import StepConfig
+from memlab.config import Checkpointing, Optimizer, Precision, StepConfig
 from memlab.course.exercise import Exercise
 from memlab.course.settings import MustFit
 from memlab.workloads.finetuned import finetune
@@ -43,12 +43,12 @@ EXERCISES = [
     ),
     Exercise(
         number="11.3",
-        reference=lambda: StepConfig(batch_size=2, checkpointing="blocks"),
+        reference=lambda: StepConfig(batch_size=2, checkpointing=Checkpointing.BLOCKS),
         mistakes={
-            "not_yet": lambda: StepConfig(batch_size=2, precision="bf16-mixed"),
+            "not_yet": lambda: StepConfig(batch_size=2, precision=Precision.BF16_MIXED),
             "in_parts": lambda: StepConfig(batch_size=2, accumulation_steps=2),
             "other_samples": lambda: StepConfig(batch_size=1),
-            "other_training": lambda: StepConfig(batch_size=2, optimizer="sgd"),
+            "other_training": lambda: StepConfig(batch_size=2, optimizer=Optimizer.SGD),
             "not_moved": lambda: START,
             "no_config": lambda: "checkpointing",
         },

@@ -1,7 +1,7 @@
 """Exercises of chapter 9: what an update holds, and which leaner one is another training."""
 
 from memlab import workloads
-from memlab.config import StepConfig
+from memlab.config import Optimizer, Precision, StepConfig
 from memlab.course.exercise import Exercise
 from memlab.course.settings import MustFit
 from memlab.devices.cards import card
@@ -17,9 +17,12 @@ BYTES = {  # of weight, gradient and optimizer state, for each weight
     "adamw, bf16-master": 2 + 2 + 4 + 8,
 }
 MOST_OFF = 0.05  # bytes a weight: scales, rows and columns, counts of updates
-START = StepConfig(batch_size=1, precision="bf16")
+START = StepConfig(batch_size=1, precision=Precision.BF16)
 LEAN = StepConfig(
-    batch_size=1, precision="bf16-stochastic", optimizer="adafactor", optimizer_in_backward=True
+    batch_size=1,
+    precision=Precision.BF16_STOCHASTIC,
+    optimizer=Optimizer.ADAFACTOR,
+    optimizer_in_backward=True,
 )
 FITS = MustFit(
     workload=workloads.get(
@@ -59,8 +62,12 @@ EXERCISES = [
         number="9.2",
         reference=lambda: LEAN,
         mistakes={
-            "not_yet": lambda: StepConfig(batch_size=1, precision="bf16", optimizer="adafactor"),
-            "host": lambda: StepConfig(batch_size=1, precision="bf16", offload_optimizer=True),
+            "not_yet": lambda: StepConfig(
+                batch_size=1, precision=Precision.BF16, optimizer=Optimizer.ADAFACTOR
+            ),
+            "host": lambda: StepConfig(
+                batch_size=1, precision=Precision.BF16, offload_optimizer=True
+            ),
             "not_moved": lambda: START,
             "other_samples": lambda: StepConfig(batch_size=2),
             "no_config": lambda: "adafactor",
