@@ -10,6 +10,7 @@ and gives a hint for each kind of mistake; at the end it says what was answered.
 
 - `chapters.py`: `chapter`, `Chapter`, guesses and verdicts; their texts are in `chapters.toml`.
 - `exercise.py`: one question, its right answer and the mistakes that have a hint.
+- `settings.py`: what judges a setting with which a step has to fit.
 - `steps.py`: the exercises of chapters 0 to 2: what a step holds.
 - `operators.py`: those of chapter 3: what operators save for backward.
 - `allocator.py`: those of chapter 4: allocated, reserved, and what cannot be given back.
@@ -18,6 +19,10 @@ and gives a hint for each kind of mistake; at the end it says what was answered.
 - `recomputing.py`: those of chapters 7 and 8: what to compute again, and what that may change.
 - `scripts.py`: those of chapters 13 and 16: lines at fault, in `loops/`, and a change that fails.
 - `ranks.py`: those of chapter 15: what each rank holds and sends.
+- `updates.py`: those of chapter 9: what an update holds.
+- `giants.py`: those of chapter 10: logits, and attention that keeps its weights.
+- `quantized.py`: those of chapter 11: a base in 4 bits.
+- `lengths.py`: those of chapter 12: a batch that is too long, and an evaluation that keeps all.
 """
 
 from memlab.course.chapters import Chapter, chapter

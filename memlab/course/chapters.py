@@ -12,19 +12,26 @@ from typing import Any
 from memlab._util.units import MIB, is_a, shown
 from memlab.course import (
     allocator,
+    giants,
+    lengths,
     limits,
     operators,
     parts,
+    quantized,
     ranks,
     recomputing,
     scripts,
     steps,
+    updates,
 )  # fmt: skip
 from memlab.course.exercise import BLANK, Exercise, is_blank, texts
 from memlab.errors import ConfigError
 from memlab.result import StepResult
 
-SUBJECTS = (steps, operators, allocator, limits, parts, recomputing, scripts, ranks)
+SUBJECTS = (
+    steps, operators, allocator, limits, parts, recomputing, updates, giants, quantized, lengths,
+    scripts, ranks,
+)  # fmt: skip
 NUM_REMEMBERED = 3
 REFERENCE, MISTAKE = "reference", "mistake "
 ANSWERS = re.compile(rf"|{REFERENCE}|{MISTAKE}[1-9]")
@@ -99,15 +106,18 @@ class Guess:
         """Draw the guess into a picture of bytes over time, and return the picture.
 
         Args:
-            figure: of `memlab.plots.timeline`, whose first axes have MiB upwards.
+            figure: of `memlab.plots.timeline`, whose first axes have bytes upwards.
         """
         if self.nbytes is not None:
-            axes, height = figure.axes[0], self.nbytes / MIB
-            axes.axhline(height, color=axes.xaxis.label.get_color(), linestyle="--", linewidth=1)
-            axes.annotate("your guess", (1, height), xycoords=("axes fraction", "data"),
-                          xytext=(-4, 2), textcoords="offset points", ha="right")  # fmt: skip
+            axes = figure.axes[0]
+            near = axes.get_yticklabels()[0]  # in whose colour and size it is written
+            color, size = near.get_color(), near.get_size()
+            axes.axhline(self.nbytes, color=color, linestyle="--", linewidth=1)
+            axes.annotate("your guess", (1, self.nbytes), xycoords=("axes fraction", "data"),
+                          xytext=(-4, 2), textcoords="offset points", ha="right",
+                          color=color, size=size)  # fmt: skip
             low, high = axes.get_ylim()
-            axes.set_ylim(low, max(high, 1.1 * height))
+            axes.set_ylim(low, max(high, 1.1 * self.nbytes))
         return figure
 
 

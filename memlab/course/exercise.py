@@ -81,6 +81,13 @@ class Exercise:
             return f"too {direction} by {max(abs(ratio - 1), LEAST_SAID):.1%} or less"
         return f"too {direction} by a factor of {max(ratio, 1 / ratio):.3g}"
 
+    def of_choice(self, given: Any, right: str) -> str:
+        """Return the hint for one of several names, of which each wrong one has one."""
+        known = sorted([*self.mistakes, right])
+        if not is_a(given, str) or given not in known:
+            return f"{shown(given)} is no answer here; answer with one of {', '.join(known)}"
+        return "" if given == right else self.hints[given]
+
 
 def always(value: Any) -> Callable[[], Any]:
     """Return what returns `value`."""

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from memlab import workloads
-from memlab._util.units import format_bytes, is_a, shown
+from memlab._util.units import format_bytes, is_a, parse_bytes, shown
 from memlab.api import predict
 from memlab.config import Precision, StepConfig
 from memlab.course.exercise import Exercise, always, judge_named, turned
+from memlab.course.settings import MustFit
 from memlab.errors import MemlabError
-from memlab.result import Outcome, StepResult
+from memlab.result import StepResult
 from memlab.running import require_ok
 from memlab.search.recommend import recommend
 from memlab.workload import Workload
@@ -149,24 +150,21 @@ def trained() -> Workload:
     return workloads.get("gpt-small", num_layers=2, sequence_length=128)
 
 
+KEPT = {"batch_size": "other_training", "optimizer": "other_training"}
+
+
 def _judge_config(asked: Exercise, given: Any, *, with_precision: bool = False) -> str:
     """Return the hint for settings, by what their step would take and how long."""
-    hints = asked.hints
-    if not is_a(given, StepConfig):
-        return hints["no_config"].format(given=shown(given))
-    if given.batch_size != START.batch_size or given.optimizer != START.optimizer:
-        return hints["other_training"]
-    if given.precision != START.precision and not with_precision:
-        return hints["precision"].format(given=given.precision)
+    kept = KEPT if with_precision else KEPT | {"precision": "precision"}
+    must_fit = MustFit(
+        workload=trained(), start=START, card=CARD, limit_bytes=parse_bytes(LIMIT), kept=kept
+    )
+    if said := must_fit(asked, given):
+        return said
     found = predict(trained(), given, CARD, memory_limit=LIMIT, progress=False)
-    if found.outcome is not Outcome.OK:
-        return f"this step cannot be predicted: {found.message}"
-    if not found.fits:
-        return hints["too_much"].format(given=format_bytes(found.peak_reserved_bytes or 0))
-    best = _recommended(with_precision=with_precision).step_seconds or 0
-    if (found.step_seconds or 0) > SLACK * best:
-        return hints["slower"].format(given=f"{(found.step_seconds or 0) / best:.2f}")
-    return ""
+    best = _recommended(with_precision=with_precision).step_seconds or 1
+    ratio = (found.step_seconds or 0) / best
+    return asked.hints["slower"].format(given=f"{ratio:.2f}") if ratio > SLACK else ""
 
 
 EXERCISES = [
@@ -191,7 +189,8 @@ EXERCISES = [
         number="14.1",
         reference=lambda: _recommended().config,
         mistakes={
-            "too_much": always(replace(START, accumulation_steps=2)),
+            "not_moved": always(START),
+            "not_yet": always(replace(START, accumulation_steps=2)),
             "slower": always(replace(START, accumulation_steps=32)),
             "other_training": always(StepConfig(batch_size=16)),
             "precision": always(
@@ -205,7 +204,7 @@ EXERCISES = [
         number="14.2",
         reference=lambda: _recommended(with_precision=True).config,
         mistakes={
-            "too_much": always(replace(START, precision=Precision.FP16_MIXED)),
+            "not_yet": always(replace(START, precision=Precision.FP16_MIXED)),
             "slower": lambda: _recommended().config,
             "other_training": always(replace(START, optimizer="sgd")),
         },

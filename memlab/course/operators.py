@@ -2,12 +2,10 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
 
-from memlab._util.units import is_a, shown
 from memlab.course.exercise import Exercise, judge_numbers
 
 ROWS, WIDTH, HIDDEN = 64, 256, 1024
@@ -74,14 +72,6 @@ def _with(**wrong: float) -> Callable[[], dict[str, float]]:
     return lambda: _of_operators() | wrong
 
 
-def _judge_change(asked: Exercise, given: Any) -> str:
-    """Return the hint for the name of a change of the block; "" for the one that saves most."""
-    known = [*asked.mistakes, "relu"]
-    if not is_a(given, str) or given not in known:
-        return f"{shown(given)} is no change of these; answer with one of {', '.join(known)}"
-    return asked.hints.get(given, "")
-
-
 EXERCISES = [
     Exercise(
         number="3.1",
@@ -110,6 +100,6 @@ EXERCISES = [
         number="3.3",
         reference=lambda: "relu",
         mistakes={"dropout": lambda: "dropout", "bias": lambda: "bias", "norm": lambda: "norm"},
-        judge=_judge_change,
+        judge=lambda asked, given: asked.of_choice(given, "relu"),
     ),
 ]  # fmt: skip

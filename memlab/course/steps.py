@@ -9,43 +9,31 @@ import torch
 from torch import nn
 
 from memlab import workloads
-from memlab._util.units import MIB, format_bytes, is_a, shown
+from memlab._util.units import MIB, is_a, shown
 from memlab.api import predict
 from memlab.config import Precision, StepConfig
 from memlab.course.exercise import Exercise
+from memlab.course.settings import MustFit
 from memlab.result import Outcome, StepResult
 from memlab.running import require_ok
 from memlab.workload import Workload
 
 CARD, CARD_LIMIT = "t4", 1536 * MIB  # of chapter 0
 TOO_LARGE = StepConfig(batch_size=256)  # needs several times as much
+SAMPLES_AND_TRAINING = {
+    "batch_size": "other_samples", "optimizer": "other_training", "world_size": "other_training",
+}  # fmt: skip
+FITS = MustFit(
+    workload=workloads.get("gpt-small"), start=TOO_LARGE, card=CARD, limit_bytes=CARD_LIMIT,
+    kept=SAMPLES_AND_TRAINING,
+)  # fmt: skip
+IN_ONE_PART = replace(
+    FITS,
+    kept=SAMPLES_AND_TRAINING | {"accumulation_steps": "in_parts", "precision": "precision"},
+)
 BATCH = 2048  # of chapter 1
 INPUTS, OUTPUTS = 1024, 4096  # of its first layer
 OWN_FRACTION = 0.2  # within which a person should know what their own step takes
-
-
-def _fits(asked: Exercise, given: Any, *, in_one_part: bool = False) -> str:
-    """Return the hint for settings of the step of chapter 0."""
-    hints = asked.hints
-    if not is_a(given, StepConfig):
-        return hints["no_config"].format(given=shown(given))
-    if given.batch_size != TOO_LARGE.batch_size:
-        return hints["other_samples"].format(given=given.batch_size)
-    if given.optimizer != TOO_LARGE.optimizer or given.world_size > 1:
-        return hints["other_training"]
-    if in_one_part and given.accumulation_steps > 1:
-        return hints["in_parts"].format(given=given.accumulation_steps)
-    if in_one_part and given.precision != TOO_LARGE.precision:
-        return hints["precision"].format(given=given.precision)
-    model = workloads.get("gpt-small")
-    found = predict(model, given, CARD, memory_limit=CARD_LIMIT, progress=False)
-    if found.outcome is not Outcome.OK:
-        return f"this step cannot be predicted: {found.message}"
-    if found.fits:
-        return ""
-    if given == TOO_LARGE:
-        return hints["not_moved"]
-    return hints["not_yet"].format(given=format_bytes(found.peak_reserved_bytes or 0))
 
 
 @functools.cache
@@ -132,7 +120,7 @@ EXERCISES = [
             "not_yet": lambda: replace(TOO_LARGE, accumulation_steps=2),
             "no_config": lambda: 16,
         },
-        judge=_fits,
+        judge=FITS,
     ),
     Exercise(
         number="0.2",
@@ -143,7 +131,7 @@ EXERCISES = [
             "not_yet": lambda: replace(TOO_LARGE, memory_budget=0.5),
             "other_samples": lambda: StepConfig(batch_size=128, memory_budget=0.0),
         },
-        judge=functools.partial(_fits, in_one_part=True),
+        judge=IN_ONE_PART,
     ),
     Exercise(
         number="1.1",
