@@ -20,6 +20,7 @@ nb_merge_streams = True
 myst_heading_anchors = 4
 myst_enable_extensions = ["strikethrough"]
 
+smartquotes = False
 default_role = "code"  # docstrings write names as Markdown does
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
@@ -27,8 +28,8 @@ python_use_unqualified_type_names = True
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 
-# types of other projects have no page here, and not every type of memlab is public
-nitpick_ignore_regex = [("py:.*", r"(?!memlab\.).*")]
+# types of other projects have no page here, nor has every type inside of memlab: public names must
+nitpick_ignore_regex = [("py:.*", r"(?!memlab\.).*|memlab\.\w+\..*")]
 
 html_theme = "pydata_sphinx_theme"
 html_title = "memlab"

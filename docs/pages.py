@@ -4,7 +4,7 @@ The folder has the layout of the repository, so that the links of a page are rig
 on the site alike. In it are
 
 - the Markdown files of the repository that the site shows, each with its words for the search of
-  `docs/keywords.toml`;
+  `docs/words.toml`;
 - the notebooks; where `build/notebooks` has one as `make notebooks` has run it, that one;
 - `reference/`, made here from docstrings, `StepConfig`, the techniques, the cards and the commands.
 
@@ -44,6 +44,8 @@ SHOWN = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.
 EXECUTED = ROOT / "build" / "notebooks"
 CARD = torch.device("cuda")
 
+WORDS = tomllib.loads((ROOT / "docs" / "words.toml").read_text(encoding="utf-8"))
+
 VERBS = {
     "Predict": ("predict", "predict_batches", "predict_lengths", "predict_run"),
     "Measure": ("measure", "measure_loading", "measure_run", "watch"),
@@ -73,7 +75,6 @@ DIRECTIVES = {
 def main(folder: Path) -> None:
     """Write all pages into this folder, in place of what is in it."""
     shutil.rmtree(folder, ignore_errors=True)
-    words = tomllib.loads((ROOT / "docs" / "keywords.toml").read_text(encoding="utf-8"))
     for path in sorted(path for pattern in SHOWN for path in ROOT.glob(pattern)):
         place = folder / path.relative_to(ROOT)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -84,10 +85,23 @@ def main(folder: Path) -> None:
         place = folder / "reference" / f"{name}.md"
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text, encoding="utf-8")
-    for name, keywords in words.items():
-        page = folder / f"{name}.md"
-        head = f"---\nmyst:\n  html_meta:\n    keywords: {json.dumps(keywords)}\n---\n\n"
-        page.write_text(head + page.read_text(encoding="utf-8"), encoding="utf-8")
+    for name, text in WORDS["keywords"].items():
+        keywords = ", ".join(re.findall(r"\w+", text))  # the index takes them word by word
+        _describe(folder / name, {"myst": {"html_meta": {"keywords": keywords}}})
+    for name in WORDS["left_out_of_search"]["pages"]:
+        _describe(folder / name, {"nosearch": True})
+
+
+def _describe(page: Path, values: dict[str, Any]) -> None:
+    """Put values for Sphinx before a page, or into the metadata of a notebook."""
+    if (notebook := page.with_name(f"{page.name}.ipynb")).exists():
+        held = json.loads(notebook.read_text(encoding="utf-8"))
+        held["metadata"] |= values
+        notebook.write_text(json.dumps(held), encoding="utf-8")
+    else:
+        place = page.with_name(f"{page.name}.md")
+        text = f"---\n{json.dumps(values)}\n---\n\n{place.read_text(encoding='utf-8')}"
+        place.write_text(text, encoding="utf-8")
 
 
 def notebooks() -> list[Path]:
@@ -97,14 +111,17 @@ def notebooks() -> list[Path]:
 
 
 def _copy_notebook(path: Path, place: Path) -> None:
-    """Copy a notebook without the state of its widgets, which a page without a kernel cannot use.
+    """Copy a notebook, its folded code folded on the site too.
 
-    What each widget shows as text stays.
+    The state of its widgets is left out, which a page without a kernel cannot use; what each shows
+    as text stays.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
     notebook = json.loads(path.read_text(encoding="utf-8"))
     notebook["metadata"].pop("widgets", None)
     for cell in notebook["cells"]:
+        if cell["metadata"].get("jupyter", {}).get("source_hidden"):
+            cell["metadata"].setdefault("tags", []).append("hide-input")
         for output in cell.get("outputs", ()):
             output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
     place.write_text(json.dumps(notebook), encoding="utf-8")
@@ -130,7 +147,7 @@ def value_of(name: str) -> Any:
 def _functions() -> str:
     parts = ["# Functions and classes, by verb", ""]
     for verb, names in VERBS.items():
-        parts += [f"## {verb}", "", "| | |", "|---|---|"]
+        parts += [f"## {verb}", "", "| name | what it does |", "|---|---|"]
         parts += [f"| [`{_last(n)}`](memlab.{n}.md) | {_first(value_of(n))} |" for n in names]
         parts.append("")
     return "\n".join([*parts, *_toctree(f"memlab.{n}" for names in VERBS.values() for n in names)])
@@ -189,8 +206,8 @@ def _techniques() -> str:
 
 
 def _title(technique: Technique) -> str:
-    label = technique.controls[0].label
-    return label[0].upper() + label[1:]
+    title: str = WORDS["titles"][technique.fields[0]]
+    return title
 
 
 def _technique(technique: Technique) -> str:
@@ -207,7 +224,7 @@ def _technique(technique: Technique) -> str:
     parts += [f"Fields of `StepConfig`: {links}. {equal}", ""]
     for settings in technique.examples.values():
         call = in_words(settings, ", ")
-        parts += [f"## {call}", "", *_example(technique, StepConfig(**settings)), ""]
+        parts += [f"## `{call}`", "", *_example(technique, StepConfig(**settings)), ""]
     return "\n".join(parts)
 
 
@@ -273,15 +290,11 @@ def _errors() -> str:
 
 
 def _types() -> str:
-    """Return a page of the classes that public functions take and return, and these in turn."""
+    """Return a page of the classes that public functions and classes name in their annotations."""
     public = [value_of(name) for names in VERBS.values() for name in names]
     public += [vars(m)[n] for m in public if inspect.ismodule(m) for n in m.__all__]
-    seen, found = list(filter(callable, public)), {}
-    for value in seen:  # which grows
-        for kind in _annotated(value):
-            if kind not in seen and not issubclass(kind, Exception):
-                seen.append(kind)
-                found[f"{kind.__module__}.{kind.__qualname__}"] = kind
+    kinds = {kind for value in public for kind in _annotated(value)}
+    found = {f"{k.__module__}.{k.__qualname__}" for k in kinds if k not in public}
     parts = ["# Types of results and settings", "",
              "What public functions take and return, beside the [public classes](functions.md).", ""]
     for name in sorted(found, key=lambda name: _last(name).lower()):
