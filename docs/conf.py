@@ -1,15 +1,10 @@
-"""Settings of Sphinx for the site that `make docs` builds of what `docs/pages.py` has put together."""
+"""Settings of Sphinx for the site, which `make docs` builds of what `docs/pages.py` has made."""
 
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-import memlab  # noqa: E402
+import memlab
 
 project = "memlab"
-author = copyright = "memlab authors"
+author = "memlab authors"
+copyright = author  # noqa: A001, which Sphinx calls so
 version = release = memlab.__version__
 root_doc = "docs/index"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
@@ -18,12 +13,10 @@ nb_execution_mode = "off"  # what is shown has been run by `make notebooks`
 nb_ipywidgets_js = {}  # no page asks another host for anything
 nb_merge_streams = True
 myst_heading_anchors = 4
-myst_enable_extensions = ["strikethrough"]
 
 smartquotes = False
 default_role = "code"  # docstrings write names as Markdown does
 autodoc_member_order = "bysource"
-autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 napoleon_use_ivar = True
 napoleon_use_rtype = False
@@ -33,16 +26,14 @@ nitpick_ignore_regex = [("py:.*", r"(?!memlab\.).*|memlab\.\w+\..*")]
 
 html_theme = "pydata_sphinx_theme"
 html_title = "memlab"
-html_baseurl = ""
 html_extra_path = ["site"]  # what leads from / to the first page
 html_static_path = ["static"]
-html_css_files = ["site.css"]
+html_js_files = [("names.js", {"defer": "defer"})]
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {
     "logo": {"text": "memlab"},
     "header_links_before_dropdown": 6,
-    "show_prev_next": True,
     "secondary_sidebar_items": ["page-toc"],
     "navigation_depth": 3,
     "footer_start": ["copyright"],
@@ -52,6 +43,8 @@ html_theme_options = {
 
 def setup(app):
     """Leave out what scikit-learn adds to a class: its text refers to pages of its own site."""
-    app.connect("autodoc-skip-member", lambda _, kind, name, value, skip, options: skip or (
-        not getattr(value, "__module__", "memlab").startswith("memlab")
-    ))  # fmt: skip
+    app.connect("autodoc-skip-member", _is_left_out)
+
+
+def _is_left_out(app, kind, name, value, skip, options):
+    return skip or not getattr(value, "__module__", "memlab").startswith("memlab")

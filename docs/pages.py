@@ -286,7 +286,9 @@ def _errors() -> str:
     for kind in kinds:
         if kind is not errors.MemlabError:  # which is public, and has a page
             parts += _auto("exception", f"memlab.errors.{kind.__name__}")
-    return "\n".join([*parts, "", "Their base is [`memlab.MemlabError`](memlab.MemlabError.md).", ""])
+    return "\n".join(
+        [*parts, "", "Their base is [`memlab.MemlabError`](memlab.MemlabError.md).", ""]
+    )
 
 
 def _types() -> str:
@@ -295,8 +297,12 @@ def _types() -> str:
     public += [vars(m)[n] for m in public if inspect.ismodule(m) for n in m.__all__]
     kinds = {kind for value in public for kind in _annotated(value)}
     found = {f"{k.__module__}.{k.__qualname__}" for k in kinds if k not in public}
-    parts = ["# Types of results and settings", "",
-             "What public functions take and return, beside the [public classes](functions.md).", ""]
+    parts = [
+        "# Types of results and settings",
+        "",
+        "What public functions take and return, beside the [public classes](functions.md).",
+        "",
+    ]
     for name in sorted(found, key=lambda name: _last(name).lower()):
         parts += [f"## {_last(name)}", "", *_auto("class", name), ""]
     return "\n".join(parts)

@@ -62,7 +62,9 @@ class Read(HTMLParser):
 
 
 def test_no_link_inside_of_the_site_is_broken(site):
-    read = {p.relative_to(site).as_posix(): Read(p.read_text()) for p in site.rglob("*.html")}
+    pages = {path.relative_to(site).as_posix(): path.read_text() for path in site.rglob("*.html")}
+    templates = "_static/"  # which the theme leaves there
+    read = {name: Read(text) for name, text in pages.items() if not name.startswith(templates)}
     assert len(read) > 130
     broken = []
     for name, page in read.items():
@@ -83,11 +85,11 @@ def test_no_link_inside_of_the_site_is_broken(site):
 def test_no_page_loads_anything_from_another_host(site):
     for path in site.rglob("*.html"):
         for line in path.read_text().splitlines():
-            assert not ("<script" in line and "src=\"http" in line), path
+            assert "<script" not in line or 'src="http' not in line, path
 
 
 def test_every_public_name_has_a_page_with_an_example(site):
-    pages = [p for p in (site / "reference").glob("memlab.*.html")]
+    pages = list((site / "reference").glob("memlab.*.html"))
     assert len(pages) > 50
     assert [p.name for p in pages if "&gt;&gt;&gt;" not in p.read_text()] == []
 
