@@ -10,7 +10,7 @@ root_doc = "docs/index"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 
 nb_execution_mode = "off"  # what is shown has been run by `make notebooks`
-nb_ipywidgets_js = {}  # no page asks another host for anything
+nb_ipywidgets_js = {}  # no page asks another host for a script
 nb_merge_streams = True
 myst_heading_anchors = 4
 
@@ -29,6 +29,7 @@ html_title = "memlab"
 html_extra_path = ["site"]  # what leads from / to the first page
 html_static_path = ["static"]
 html_js_files = [("names.js", {"defer": "defer"})]
+html_sidebars = {"docs/index": [], "README": []}
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {

@@ -180,9 +180,10 @@ def _step_config() -> str:
     for field in fields(StepConfig):
         option = setting_option(field)
         technique = owner[field.name]
+        values = ", ".join(f"`{value}`" for value in (option.metavar or "True|False").split("|"))
         parts += [
             f"## {field.name}", "", f"{_sentence(option.help or '')}", "",
-            f"Values: `{option.metavar or 'True|False'}`. Option: `{option.opts[0]}`. Technique: "
+            f"Values: {values}. Option: `{option.opts[0]}`. Technique: "
             f"[{_title(technique)}](techniques/{technique.fields[0]}.md).", "",
         ]  # fmt: skip
         for kind in (*get_args(field.type), field.type):
@@ -213,7 +214,7 @@ def _title(technique: Technique) -> str:
 def _technique(technique: Technique) -> str:
     """Return what `Technique` says: settings, how equal the numbers stay, and the plain PyTorch."""
     parts = [f"# {_title(technique)}", "", *_explanation(technique), ""]
-    equal = f"Equal to the plain step: **{technique.equivalence}**."
+    equal = f"How equal numbers stay to those of the plain step: {technique.equivalence}."
     parts += ["## Settings", ""]
     for row in technique.savings:
         parts += [row.setting, "", f"- saves: {row.saves}"]
