@@ -43,6 +43,8 @@ SHOWN = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.
          "docs/*.png", "memlab/*/README.md", "CITATION.cff", "LICENSE")  # fmt: skip
 EXECUTED = ROOT / "build" / "notebooks"
 CARD = torch.device("cuda")
+INJECTED, BLANK = "injected-parameters", "...)"
+WIDGET = "application/vnd.jupyter.widget-view+json"
 
 WORDS = tomllib.loads((ROOT / "docs" / "words.toml").read_text(encoding="utf-8"))
 
@@ -113,18 +115,26 @@ def notebooks() -> list[Path]:
 def _copy_notebook(path: Path, place: Path) -> None:
     """Copy a notebook, its folded code folded on the site too.
 
-    The state of its widgets is left out, which a page without a kernel cannot use; what each shows
-    as text stays.
+    Left out are what papermill wrote into it; widgets, which need a kernel (the panel shows itself
+    without one beside them); and what blanks of an exercise gave, which had memlab's own answers.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
     notebook = json.loads(path.read_text(encoding="utf-8"))
     notebook["metadata"].pop("widgets", None)
+    notebook["cells"] = [c for c in notebook["cells"] if INJECTED not in _tags(c)]
     for cell in notebook["cells"]:
         if cell["metadata"].get("jupyter", {}).get("source_hidden"):
-            cell["metadata"].setdefault("tags", []).append("hide-input")
-        for output in cell.get("outputs", ()):
-            output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
+            _tags(cell).append("hide-input")
+        if "outputs" in cell:
+            is_blank = BLANK in "".join(cell["source"])
+            outputs = [o for o in cell["outputs"] if WIDGET not in o.get("data", {})]
+            cell["outputs"] = [] if is_blank else outputs
     place.write_text(json.dumps(notebook), encoding="utf-8")
+
+
+def _tags(cell: Any) -> list[str]:
+    tags: list[str] = cell["metadata"].setdefault("tags", [])
+    return tags
 
 
 def reference() -> dict[str, str]:

@@ -113,14 +113,23 @@ def test_a_notebook_is_shown_as_it_was_run(tmp_path, monkeypatch):
     assert [p for p in pages.notebooks() if p.parent == tmp_path] == [tmp_path / "01_predict.ipynb"]
 
 
-def test_what_is_folded_in_jupyterlab_is_folded_and_no_widget_is_left(tmp_path):
-    shown = {"text/plain": "Panel", "application/vnd.jupyter.widget-view+json": {"model_id": "a"}}
-    folded = {"metadata": {"jupyter": {"source_hidden": True}}, "cell_type": "code"}
-    plain = {"metadata": {}, "cell_type": "code", "outputs": [{"data": shown}]}
+def test_a_notebook_keeps_what_a_page_without_a_kernel_can_show(tmp_path):
+    def cell(source, outputs=(), **metadata):
+        return {"metadata": metadata, "source": [source], "outputs": [{"data": o} for o in outputs]}
+
+    widget = {"application/vnd.jupyter.widget-view+json": {}, "text/plain": "Panel"}
+    cells = [
+        cell("out_json = ''", jupyter={"source_hidden": True}),
+        cell("out_json = 'of/this/machine'", tags=["injected-parameters"]),
+        cell("panel", [widget, {"text/html": "shown"}]),
+        cell("chapter.check('1.1', ...)", [{"text/plain": "right"}]),
+    ]
     source, copy = tmp_path / "a.ipynb", tmp_path / "copy" / "a.ipynb"
-    source.write_text(json.dumps({"metadata": {"widgets": {}}, "cells": [folded, plain]}))
+    source.write_text(json.dumps({"metadata": {"widgets": {}}, "cells": cells}))
     pages._copy_notebook(source, copy)
     made = json.loads(copy.read_text())
     assert made["metadata"] == {}
-    assert [cell["metadata"].get("tags") for cell in made["cells"]] == [["hide-input"], None]
-    assert made["cells"][1]["outputs"][0]["data"] == {"text/plain": "Panel"}
+    assert "of/this/machine" not in copy.read_text()
+    assert [cell["metadata"]["tags"] for cell in made["cells"]] == [["hide-input"], [], []]
+    outputs = [cell["outputs"] for cell in made["cells"]]
+    assert outputs == [[], [{"data": {"text/html": "shown"}}], []]
