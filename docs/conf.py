@@ -12,6 +12,7 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 nb_execution_mode = "off"  # what is shown has been run by `make notebooks`
 nb_ipywidgets_js = {}  # no page asks another host for a script
 nb_merge_streams = True
+nb_render_markdown_format = "myst"  # so that a link of a chapter to the next leads to its page
 myst_heading_anchors = 4
 
 smartquotes = False
@@ -28,6 +29,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "memlab"
 html_extra_path = ["site"]  # what leads from / to the first page
 html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_js_files = [("names.js", {"defer": "defer"})]
 html_sidebars = {"docs/index": [], "README": []}
 html_show_sourcelink = False
