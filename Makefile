@@ -35,7 +35,7 @@ else \
 fi
 endef
 
-.PHONY: lab quick test test-all test-deps notebooks course lint bench picture clean
+.PHONY: lab quick test test-all test-deps notebooks course lint bench docs docs-links picture clean
 .NOTPARALLEL:
 
 # warnings only, so that the address is not lost among the lines of a starting server
@@ -100,6 +100,18 @@ bench: $(VENV)/lab
 		echo "== $$file"; $(BIN)/python "$$file" || exit 1; \
 	done
 
+SITE := build/site
+SPHINX = $(BIN)/python -m sphinx -q -W --keep-going -n -c docs -d $(SITE)/doctrees $(SITE)/source
+
+docs: $(VENV)/docs
+	@$(BIN)/python docs/pages.py $(SITE)/source
+	@$(SPHINX) $(SITE)/html $(ARGS)
+	@echo "the site is $(SITE)/html/index.html"
+
+# of links to other sites; a link inside of the site that leads nowhere fails `make docs`
+docs-links: docs
+	@$(SPHINX) -b linkcheck $(SITE)/links
+
 # the picture in README.md, as the browser test of the quickstart sees the panel
 picture: $(VENV)/test
 	MEMLAB_PICTURE=docs/panel.png MEMLAB_REQUIRE_BROWSER=1 $(BIN)/python -m pytest \
@@ -140,6 +152,10 @@ $(VENV)/lab: $(REQUIRED)
 $(VENV)/test: $(REQUIRED)
 	$(call stage,installing memlab and what its tests need,$(INSTALL) -e '.[$(TESTED)]')
 	@touch $(VENV)/lab $@
+
+$(VENV)/docs: $(REQUIRED)
+	$(call stage,installing memlab and what its site is built with,$(INSTALL) -e '.[docs]')
+	@touch $@
 
 $(VENV)/lint: $(REQUIRED)
 	$(call stage,installing memlab and its development tools,$(INSTALL) -e '.[$(DEVELOPED)]')

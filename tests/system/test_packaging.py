@@ -24,7 +24,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 CONDA_TORCH = {"environment.yml": "pytorch", "binder/environment.yml": "pytorch-cpu"}
 TARGETS = [
     "lab", "quick", "test", "test-all", "test-deps",
-    "notebooks", "course", "lint", "bench", "picture", "clean",
+    "notebooks", "course", "lint", "bench", "docs", "docs-links", "picture", "clean",
 ]  # fmt: skip
 
 

@@ -164,13 +164,15 @@ function Option({ source, screen, control }) {
 
 /** @param {{rows: [string, string][]}} props */
 const Fixed = ({ rows }) =>
-  html`<dl class="ml-fixed">
-    ${rows.map(
-      ([label, value]) =>
-        html`<div>
-          <dt>${label}</dt>
-          <dd>${value}</dd>
-        </div>`,
-    )}
+  html`<div class="ml-fixed">
+    <dl>
+      ${rows.map(
+        ([label, value]) =>
+          html`<div>
+            <dt>${label}</dt>
+            <dd>${value}</dd>
+          </div>`,
+      )}
+    </dl>
     <p class="ml-quiet">These are fixed here; memlab.panel(workload) in a notebook moves them.</p>
-  </dl>`;
+  </div>`;
