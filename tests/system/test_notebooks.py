@@ -1,5 +1,7 @@
 """The notebook runner on tiny notebooks, and long forms; `make course` runs every short form."""
 
+import dataclasses
+import importlib.util
 import json
 import subprocess
 import sys
@@ -8,7 +10,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from memlab import course
 from tests import ROOT
+from tests.store_parts import a_result
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 WRITE = "import json, pathlib\npathlib.Path(out_json).write_text(json.dumps({'device': device}))"
@@ -93,3 +97,44 @@ def has_short_form(notebook: Path) -> bool:
 def test_its_long_form_runs_too(notebook, tmp_path):
     done = run(notebook, "--out", tmp_path, "--device", "cpu")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_results_of_a_chapter_are_those_expected_or_what_changed_is_said(
+    tmp_path, monkeypatch, capsys
+):
+    spec = importlib.util.spec_from_file_location("notebook_runner", ROOT / "notebooks" / "run.py")
+    runner = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(runner)
+    monkeypatch.setattr(runner, "EXPECTED", tmp_path / "expected")
+    notebook, artifact, end = (
+        tmp_path / "c1.ipynb",
+        tmp_path / "c1.json",
+        course.chapter(1).finish(),
+    )
+    result = a_result()
+    moved = dataclasses.replace(result, peak_allocated_bytes=result.peak_allocated_bytes + 1)
+
+    def expect(*results, update=False):
+        end.save(str(artifact), results)
+        runner.expect(notebook, artifact, update=update)
+
+    expect(result)  # nothing is expected yet
+    expect(result, update=True)
+    expect(result)
+    for others in ([moved], [result, dataclasses.replace(result, workload_name="other")]):
+        with pytest.raises(runner.NotebookError, match="others than expected"):
+            expect(*others)
+    with pytest.raises(runner.NotebookError, match="peak allocated"):
+        expect(moved)
+    assert not capsys.readouterr().out
+    expect(moved, update=True)
+    assert "peak allocated" in capsys.readouterr().out
+    expect(moved)
+
+
+def test_the_results_of_each_chapter_are_expected():
+    for notebook in sorted((ROOT / "notebooks").glob("c*.ipynb")):
+        saves = json.loads(notebook.read_text())["cells"][-1]["source"]
+        saves = "".join(saves).partition("finished.save(")[2].replace("\n", "").replace(" ", "")
+        saves_results = saves.startswith(("out_json,[", "out_json,steps"))
+        assert (ROOT / "notebooks" / "expected" / f"{notebook.stem}.json").exists() == saves_results
