@@ -41,7 +41,7 @@ def calls(cell):
 def is_plumbing(cell):
     """Whether a cell takes parameters, asserts, writes JSON or changes where modules are found."""
     has_assert = any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(source_of(cell))))
-    ends = ("json.dumps", "write_text", "sys.path.insert")
+    ends = ("json.dumps", "Path(out_json).write_text", "sys.path.insert")
     return is_parameters(cell) or has_assert or any(c.endswith(ends) for c in calls(cell))
 
 
