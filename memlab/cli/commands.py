@@ -6,6 +6,7 @@ an exit code. A person's mistake is a sentence on stderr and exit code 2.
 """
 
 import functools
+import importlib
 import inspect
 import itertools
 import json
@@ -629,6 +630,7 @@ def _is_file(given: str) -> bool:
 # What ships with memlab: notebooks, and doctor.
 
 RUNNER = "run.py"
+DEMO = Path("memlab-demo")  # below the folder in which the command runs
 SHARED = Path(sysconfig.get_path("data"), "share", "memlab", "notebooks")  # where pip puts them
 PLACES = (Path(__file__).resolve().parents[2] / "notebooks", SHARED)  # in a clone, or installed
 
@@ -675,6 +677,28 @@ def notebooks_command(
         for file in chosen:
             click.echo(f"{file if copy else file.stem}: {_title(file)}")
     return ExitCode.NO if code else ExitCode.YES
+
+
+@command(
+    click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED),
+    context_settings={"ignore_unknown_options": True},
+)
+def demo_command(arguments: Sequence[str]) -> ExitCode:
+    """Open the quickstart in JupyterLab, from a copy in memlab-demo; ARGUMENTS are JupyterLab's."""
+    try:
+        lab = importlib.import_module("jupyterlab.labapp")
+    except ImportError:
+        raise ConfigError(
+            "demo needs JupyterLab, which this Python does not have; `pip install jupyterlab`, or "
+            "open what `memlab notebooks 00 --copy FOLDER` copies in another editor"
+        ) from None
+    (quickstart,) = _named(_home(), ["00"])
+    mine = DEMO / quickstart.name
+    if not mine.exists():
+        _copied([quickstart], DEMO)
+    click.echo(f"{mine} is yours to change; Ctrl-C ends JupyterLab")
+    lab.main([str(mine), *arguments])
+    return ExitCode.YES
 
 
 def _home() -> Path:

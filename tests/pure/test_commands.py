@@ -4,6 +4,8 @@ import dataclasses
 import json
 import re
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -23,10 +25,11 @@ from memlab.result import FitStatus
 from memlab.search.answer import Recommendation, Recommendations
 from memlab.store.database import write
 from memlab.store.records import Kind
+from tests import ROOT
 from tests.store_parts import a_fault, a_result, a_run, a_script_run
 
 COMMANDS = ["predict", "measure", "verify", "sweep", "recommend", "export", "compare", "explain",
-            "notebooks", "doctor", "run", "watch"]  # fmt: skip
+            "notebooks", "demo", "doctor", "run", "watch"]  # fmt: skip
 WITH_SETTINGS = ["predict", "measure", "verify", "sweep", "recommend", "export"]
 
 
@@ -580,6 +583,24 @@ def test_a_clean_copy_has_the_code_the_headings_and_the_exercises(tmp_path):
     assert "Live at that instant are" not in prose
     without = run("notebooks", "c01", "--clean")
     assert (without.exit_code, "add --copy" in without.stderr) == (2, True)
+
+
+def test_a_demo_opens_a_copy_of_the_quickstart_and_never_writes_over_it(monkeypatch, tmp_path):
+    opened = []
+    stub = SimpleNamespace(main=opened.append)
+    monkeypatch.setitem(sys.modules, "jupyterlab.labapp", stub)
+    monkeypatch.chdir(tmp_path)
+    mine = Path("memlab-demo", "00_quickstart.ipynb")
+    assert run("demo", "--no-browser").exit_code == 0
+    assert opened == [[str(mine), "--no-browser"]]
+    assert mine.read_bytes() == (ROOT / "notebooks" / mine.name).read_bytes()
+    mine.write_text("changed")
+    assert run("demo").exit_code == 0
+    assert mine.read_text() == "changed"
+    monkeypatch.setitem(sys.modules, "jupyterlab.labapp", None)
+    without = run("demo")
+    assert without.exit_code == 2
+    assert "pip install jupyterlab" in without.stderr
 
 
 @pytest.mark.parametrize(("status", "code"), [(0, 0), (1, 1)])
