@@ -1,9 +1,9 @@
 """How long does a newcomer take to a first green panel, and can they go on from there?
 
-The first three chapters of the course are opened in JupyterLab and Chromium, with an empty cache,
-as a server gives them to somebody who follows a link. Read: the seconds from the address to the panel,
-and until it says that the step fits, with the drags that this took. Then each exercise is answered
-in its cell, and the link at the end of a chapter opens the next one in the same page.
+The first three chapters of the course are opened in JupyterLab and Chromium, an empty cache, as a
+server gives them to somebody who follows a link. Read: the seconds from the address to the panel,
+and until it says that the step fits, with the drags for that. Then each exercise is answered in its
+cell, and the link at the end of a chapter opens the next one in the same page.
 
     python -m benchmarks.newcomer --out newcomer.json
 """
@@ -64,7 +64,7 @@ def to_green(page: Any, url: str) -> dict[str, Any]:
     panel.scroll_into_view_if_needed()
     panel_ui.settle(panel)
     seen, drags = time.perf_counter() - start, 0
-    slider = panel_ui.slider(panel, "Accumulation steps")
+    slider = panel_ui.slider(panel, "Accumulation")
     while not panel_ui.badge(panel).startswith(FITS) and drags < MOST_DRAGS:
         slider.press("ArrowRight")
         panel_ui.settle(panel)
