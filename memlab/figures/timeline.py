@@ -512,14 +512,15 @@ def _mark_micro_batches(axes: Axes, spans: dict[int, tuple[float, float]], *, be
 
 
 def _mark_limit(axes: Axes, limit: int, what: str, *, is_shown: bool) -> None:
-    text = f"limit {format_bytes(limit)}{what}"
-    top = axes.get_ylim()[1]
+    text, top = f"limit {format_bytes(limit)}{what}", axes.get_ylim()[1]
+    # the ground holds on what lies over it
+    ground = {"facecolor": HALO, "alpha": 0.75, "linewidth": 0, "pad": 1.5}
     if not is_shown:
-        write(axes, 0.99, 0.95 * top, f"{text}, above this axis", color=LIMIT, ha="right")
+        text = f"{text}, above this axis"
+        write(axes, 0.99, 0.95 * top, text, color=LIMIT, ha="right", bbox=ground, zorder=5)
         return
 
     stroke(axes, [0, 1], [limit, limit], **{**LIMIT_LINE, "linewidth": 1.2}, zorder=4)
-    # over the optimizer phase, where the least is live; the ground holds on what lies over it
-    ground = {"facecolor": HALO, "alpha": 0.75, "linewidth": 0, "pad": 1.5}
+    # over the optimizer phase, where the least is live
     height = limit + 0.02 * top
     write(axes, 0.99, height, text, color=LIMIT, ha="right", va="bottom", bbox=ground)
