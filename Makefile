@@ -105,7 +105,7 @@ SPHINX = $(BIN)/python -m sphinx -q -W --keep-going -n -c docs -d $(SITE)/doctre
 
 docs: $(VENV)/docs
 	@$(BIN)/python docs/pages.py $(SITE)/source
-	@$(SPHINX) $(SITE)/html $(ARGS)
+	@$(SPHINX) $(SITE)/html
 	@echo "the site is $(SITE)/html/index.html"
 
 # of links to other sites; a link inside of the site that leads nowhere fails `make docs`
