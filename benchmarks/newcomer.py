@@ -30,7 +30,7 @@ ANSWERS = {
     "2.1": "(mine, config, memlab.predict(mine, config, 'cpu').peak_allocated_bytes)",
     "2.2": "784 * 4 + 8 + 3 * 512 * 4",
 }
-FITS = "fits"
+FITS = "✔ fits"
 MOST_DRAGS = 8
 ANSWER = """([number, answer]) => {
   const notebook = window.jupyterapp.shell.currentWidget.content;

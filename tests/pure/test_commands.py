@@ -73,7 +73,7 @@ def test_all_commands_are_there_and_each_has_json():
     assert set(group.commands) == set(COMMANDS)
     for name, command in group.commands.items():
         options = [option for param in command.params for option in param.opts]
-        assert "--json" in options or name in ("doctor", "watch")
+        assert "--json" in options or name in ("demo", "doctor", "watch")
 
 
 @pytest.mark.parametrize("command", WITH_SETTINGS)
@@ -578,7 +578,7 @@ def test_a_clean_copy_has_the_code_the_headings_and_the_exercises(tmp_path):
     code = [[cell for cell in cells if cell["cell_type"] == "code"] for cells in (whole, clean)]
     assert code[0] == code[1]
     prose = "".join(line for cell in clean if cell not in code[1] for line in cell["source"])
-    assert "# What is in a step?" in prose
+    assert "# 1. What is in a step?" in prose
     assert prose.count("**Exercise") == 3
     assert "Live at that instant are" not in prose
     without = run("notebooks", "c01", "--clean")
