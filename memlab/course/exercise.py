@@ -81,33 +81,52 @@ class Exercise:
             return f"too {direction} by {max(abs(ratio - 1), LEAST_SAID):.1%} or less"
         return f"too {direction} by a factor of {max(ratio, 1 / ratio):.3g}"
 
-    def of_choice(self, given: Any, right: str) -> str:
-        """Return the hint for one of several names, of which each wrong one has one."""
-        known = sorted([*self.mistakes, right])
-        if not is_a(given, str) or given not in known:
-            return f"{shown(given)} is no answer here; answer with one of {', '.join(known)}"
-        return "" if given == right else self.hints[given]
-
 
 def always(value: Any) -> Callable[[], Any]:
     """Return what returns `value`."""
     return lambda: value
 
 
+def one_wrong(reference: Callable[[], Any], wrong: Mapping[str, Any]) -> dict[str, Any]:
+    """Return mistakes for an answer by name: in each of them one name has a wrong value.
+
+    Args:
+        reference: returns the right values by name.
+        wrong: by name, a wrong value, or what returns one.
+    """
+
+    def answer(name: str, value: Any) -> Callable[[], Any]:
+        return lambda: reference() | {name: value() if callable(value) else value}
+
+    return {name: answer(name, value) for name, value in wrong.items()}
+
+
 def turned(reference: Callable[[], dict[str, bool]], names: Iterable[str]) -> dict[str, Any]:
-    """Return mistakes for an answer by name: each has another one of its yes or no."""
+    """Return mistakes for an answer by name: in each of them one yes is a no, or one no a yes."""
 
-    def but(name: str) -> Callable[[], dict[str, bool]]:
-        return lambda: reference() | {name: not reference()[name]}
+    def opposite(name: str) -> bool:
+        return not reference()[name]
 
-    return {name: but(name) for name in names}
+    return one_wrong(reference, {name: functools.partial(opposite, name) for name in names})
+
+
+def judge_choice(asked: Exercise, given: Any) -> str:
+    """Return the hint for one of several names, of which each wrong one has one; "" if right."""
+    right = asked.reference()
+    known = sorted([*asked.mistakes, right])
+    if not is_a(given, str) or given not in known:
+        return f"{shown(given)} is no answer here; answer with one of {', '.join(known)}"
+    return "" if given == right else asked.hints[given]
 
 
 def judge_named(asked: Exercise, given: Any) -> str:
-    """Return the hint for an answer by name, such as {"sum": True}; "" if each of them is right."""
-    right = asked.reference()
-    if said := _unnamed(given, right):
+    """Return the hint for an answer by name, such as {"sum": True}; "" if each of them is right.
+
+    The mistakes of such an exercise have the same names.
+    """
+    if said := _unnamed(asked, given):
         return said
+    right = asked.reference()
     allowed = sorted(set(right.values()), key=str)
     for name, value in right.items():
         if not any(given[name] is each or (is_a(given[name], str) and given[name] == each)
@@ -119,12 +138,11 @@ def judge_named(asked: Exercise, given: Any) -> str:
     return ""
 
 
-def judge_numbers(asked: "Exercise", given: Any) -> str:
+def judge_numbers(asked: Exercise, given: Any) -> str:
     """Return the hint for numbers by name; "" if each of them is right."""
-    right = asked.reference()
-    if said := _unnamed(given, right):
+    if said := _unnamed(asked, given):
         return said
-    for name, value in right.items():
+    for name, value in asked.reference().items():
         answer = given[name]
         if is_a(answer, bool) or not is_a(answer, numbers.Real):
             return f"{name}: {shown(answer)} is no number"
@@ -133,10 +151,10 @@ def judge_numbers(asked: "Exercise", given: Any) -> str:
     return ""
 
 
-def _unnamed(given: Any, right: Mapping[str, Any]) -> str:
+def _unnamed(asked: Exercise, given: Any) -> str:
     if not is_a(given, dict):
-        return f"{shown(given)} is no dict; answer with one for {', '.join(right)}"
-    missing = [name for name in right if name not in given]
+        return f"{shown(given)} is no dict; answer with one for {', '.join(asked.mistakes)}"
+    missing = [name for name in asked.mistakes if name not in given]
     return f"there is no answer for {', '.join(missing)}" if missing else ""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from memlab.course.exercise import Exercise, judge_numbers
+from memlab.course.exercise import Exercise, judge_choice, judge_numbers, one_wrong
 
 ROWS, WIDTH, HIDDEN = 64, 256, 1024
 DROPPED = 0.1
@@ -68,19 +68,15 @@ def _of_block() -> float:
     return saved_sizes(FeedForward(nn.GELU()))
 
 
-def _with(**wrong: float) -> Callable[[], dict[str, float]]:
-    return lambda: _of_operators() | wrong
-
-
 EXERCISES = [
     Exercise(
         number="3.1",
         reference=_of_operators,
-        mistakes={
-            "add": _with(add=1), "mul": _with(mul=1), "relu": _with(relu=2),
-            "gelu": _with(gelu=2), "softmax": _with(softmax=2), "dropout": _with(dropout=0.25),
-            "layer_norm": _with(layer_norm=2), "linear": _with(linear=2),
-        },
+        mistakes=one_wrong(
+            _of_operators,
+            {"add": 1, "mul": 1, "relu": 2, "gelu": 2, "softmax": 2, "layer_norm": 2,
+             "dropout": 0.25, "linear": 2},
+        ),
         judge=judge_numbers,
         fraction=ROUNDED,
     ),
@@ -100,6 +96,6 @@ EXERCISES = [
         number="3.3",
         reference=lambda: "relu",
         mistakes={"dropout": lambda: "dropout", "bias": lambda: "bias", "norm": lambda: "norm"},
-        judge=lambda asked, given: asked.of_choice(given, "relu"),
+        judge=judge_choice,
     ),
 ]  # fmt: skip

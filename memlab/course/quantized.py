@@ -2,7 +2,7 @@
 
 from memlab._util.units import GIB
 from memlab.config import Checkpointing, Optimizer, Precision, StepConfig
-from memlab.course.exercise import Exercise
+from memlab.course.exercise import Exercise, judge_choice
 from memlab.course.settings import MustFit
 from memlab.workloads.finetuned import finetune
 
@@ -39,7 +39,7 @@ EXERCISES = [
             "dequantized copies": lambda: "dequantized copies",
             "other activations": lambda: "other activations",
         },
-        judge=lambda asked, given: asked.of_choice(given, "attention"),
+        judge=judge_choice,
     ),
     Exercise(
         number="11.3",

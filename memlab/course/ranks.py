@@ -1,15 +1,13 @@
 """Exercises of chapter 15: what each of four processes holds, and what it sends."""
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
 
 from memlab.api import predict
 from memlab.config import Sharding, StepConfig
-from memlab.course.exercise import Exercise, judge_numbers
+from memlab.course.exercise import Exercise, judge_numbers, one_wrong
 from memlab.result import StepResult
 from memlab.running import require_ok
 from memlab.workload import Workload
@@ -49,29 +47,26 @@ def _sent() -> dict[str, int]:
     return {name: _step(name).sent_bytes or 0 for name in ("ddp", "zero3")}
 
 
-def _with(name: str, of: Callable[[], int], reference: Any = _states) -> Callable[[], Any]:
-    return lambda: reference() | {name: of()}
+def _quarter() -> int:
+    return _states()["ddp"] // NUM_RANKS
 
 
 EXERCISES = [
     Exercise(
         number="15.1",
         reference=_states,
-        mistakes={
-            "ddp": _with("ddp", lambda: _part("ddp", "optimizer_state") // NUM_RANKS),
-            "zero1": _with("zero1", lambda: _part("ddp", "optimizer_state") // NUM_RANKS),
-            "zero3": _with("zero3", lambda: _part("ddp", "optimizer_state")),
-        },
+        mistakes=one_wrong(
+            _states, {"ddp": _quarter, "zero1": _quarter, "zero3": lambda: _states()["ddp"]}
+        ),
         judge=judge_numbers,
         fraction=0.001,
     ),
     Exercise(
         number="15.2",
         reference=_sent,
-        mistakes={
-            "ddp": _with("ddp", lambda: _part("ddp", "parameters"), _sent),
-            "zero3": _with("zero3", lambda: _sent()["ddp"], _sent),
-        },
+        mistakes=one_wrong(
+            _sent, {"ddp": lambda: _part("ddp", "parameters"), "zero3": lambda: _sent()["ddp"]}
+        ),
         judge=judge_numbers,
         fraction=0.001,
     ),

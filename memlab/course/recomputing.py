@@ -1,7 +1,6 @@
 """Exercises of chapters 7 and 8: what to compute again, and when that trains another model."""
 
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch.utils.checkpoint import (
 from memlab._util.units import MIB, format_bytes, format_seconds, is_a, shown
 from memlab.api import predict, verify
 from memlab.config import Checkpointing, StepConfig
-from memlab.course.exercise import Exercise, always, judge_named
+from memlab.course.exercise import Exercise, always, judge_named, one_wrong
 from memlab.course.operators import WIDTH, FeedForward
 from memlab.result import Outcome, StepResult
 from memlab.running import require_ok
@@ -217,10 +216,6 @@ def _all_changes() -> dict[str, str]:
     return {name: _changes(name) for name in BLOCKS}
 
 
-def _but(name: str, said: str) -> Callable[[], dict[str, str]]:
-    return lambda: _all_changes() | {name: said}
-
-
 PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
 
 
@@ -242,26 +237,27 @@ def _keeps_others(context: Any, op: Any, *args: Any, **kwargs: Any) -> Checkpoin
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-@functools.cache
 def _under(policy: Any) -> StepResult:
     config = replace(CONFIG, checkpointing=Checkpointing.BLOCKS, checkpoint_policy=policy)
     return predict(planned([]), config, CARD, progress=False)
 
 
-def _held_by(policy: Any) -> int:
+@functools.cache
+def _peak_under(policy: Any) -> int:
     return require_ok(_under(policy)).peak_allocated_bytes or 0
 
 
 def _judge_policy(asked: Exercise, given: Any) -> str:
-    """Return the hint for a policy function, by what the blocks hold under it."""
+    """Return the hint for a policy function, by the peak of the blocks under it."""
     if not callable(given) or is_a(given, nn.Module):
         return asked.hints["no_function"].format(given=shown(given))
-    if _under(given).outcome is not Outcome.OK:
-        return asked.hints["refused"].format(given=_under(given).message)
-    held = _held_by(given)
-    if held == _held_by(keeps_products):
+    found = _under(given)
+    if found.outcome is not Outcome.OK:
+        return asked.hints["refused"].format(given=found.message)
+    peak = found.peak_allocated_bytes or 0
+    if peak == _peak_under(keeps_products):
         return ""
-    return asked.hints["all"] if held >= _held_by(_keeps_all) else asked.hints["others"]
+    return asked.hints["all"] if peak >= _peak_under(_keeps_all) else asked.hints["others"]
 
 
 EXERCISES = [
@@ -288,11 +284,11 @@ EXERCISES = [
     Exercise(
         number="8.1",
         reference=_all_changes,
-        mistakes={
-            "dropout": _but("dropout", GRADIENTS), "another_mask": _but("another_mask", SAME),
-            "batch_norm": _but("batch_norm", GRADIENTS), "late_hook": _but("late_hook", SAME),
-            "one_mask_kept": _but("one_mask_kept", STATISTICS),
-        },
+        mistakes=one_wrong(
+            _all_changes,
+            {"dropout": GRADIENTS, "another_mask": SAME, "batch_norm": GRADIENTS,
+             "late_hook": SAME, "one_mask_kept": STATISTICS},
+        ),
         judge=judge_named,
     ),
     Exercise(

@@ -66,16 +66,32 @@ def _line(number: str, start: str) -> int:
 
 
 @functools.cache
-def _run(source: str) -> RunResult:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "train.py")
+def _folder() -> Path:
+    """Return a folder that lives as long as this process."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
+
+
+def _written(name: str, source: str) -> str:
+    path = _folder() / f"{name}.py"
+    if not path.exists():
         path.write_text(source)
-        return require_ok(run_script(path, device=CARD, progress=False))
+    return str(path)
+
+
+def _run_of(path: Any) -> RunResult:
+    return _run_again(str(path), Path(path).stat().st_mtime_ns)
+
+
+@functools.cache
+def _run_again(path: str, _changed: int) -> RunResult:
+    return run_script(path, device=CARD, progress=False)
 
 
 def _fault(number: str) -> int:
     """Return the line that memlab finds at fault, by a run without a card."""
-    return _run(script(number)).faults[0].line
+    return require_ok(_run_of(_written(LOOPS[number], script(number)))).faults[0].line
 
 
 def _judge_line(asked: Exercise, given: Any) -> str:
@@ -108,28 +124,12 @@ def _finder(number: str) -> Exercise:
 LOOSE = 1.25  # times the peak: a limit above it lets much more pass
 
 
-@functools.cache
-def _example() -> tuple[str, str, str]:
-    """Return scripts of a folder that lives as long as this process: good, as good, and worse."""
-    folder = tempfile.TemporaryDirectory()
-    atexit.register(folder.cleanup)
-    good = script("13.1").replace("total += loss", "total += loss.item()")
-    made = {"train": good, "same": good + "print('done')\n", "worse": good.replace(*WORSE)}
-    for name, source in made.items():
-        Path(folder.name, f"{name}.py").write_text(source)
-    return tuple(str(Path(folder.name, f"{name}.py")) for name in made)  # type: ignore[return-value]
+def _good() -> str:
+    return _written("train", script("13.1").replace("total += loss", "total += loss.item()"))
 
 
-WORSE = ("batch_size=1024", "batch_size=4096")
-
-
-def _run_of(path: Any) -> RunResult:
-    return _run_again(str(path), Path(path).stat().st_mtime_ns)
-
-
-@functools.cache
-def _run_again(path: str, _changed: int) -> RunResult:
-    return run_script(path, device=CARD, progress=False)
+def _but_for(name: str, old: str, new: str) -> str:
+    return _written(name, Path(_good()).read_text().replace(old, new))
 
 
 def _refusal(asked: Exercise, given: Any) -> str:
@@ -175,10 +175,10 @@ EXERCISES = [
     *map(_finder, LOOPS),
     Exercise(
         number="16.1",
-        reference=lambda: (_example()[0], "210 MiB"),
+        reference=lambda: (_good(), "210 MiB"),
         mistakes={
-            "loose": lambda: (_example()[0], "8 GiB"),
-            "no_room": lambda: (_example()[0], "100 MiB"),
+            "loose": lambda: (_good(), "8 GiB"),
+            "no_room": lambda: (_good(), "100 MiB"),
             "no_script": always(("nowhere.py", "1 GiB")),
             "not_two": always("train.py"),
         },
@@ -186,12 +186,12 @@ EXERCISES = [
     ),
     Exercise(
         number="16.2",
-        reference=lambda: (_example()[0], _example()[2]),
+        reference=lambda: (_good(), _but_for("worse", "batch_size=1024", "batch_size=4096")),
         mistakes={
-            "passes": lambda: _example()[:2],
-            "unchanged": lambda: (_example()[0], _example()[0]),
-            "not_two": lambda: _example()[0],
-            "no_script": lambda: (_example()[0], "nowhere.py"),
+            "passes": lambda: (_good(), _but_for("same", "mean loss", "mean")),
+            "unchanged": lambda: (_good(), _good()),
+            "not_two": lambda: _good(),
+            "no_script": lambda: (_good(), "nowhere.py"),
         },
         judge=_judge_request,
     ),

@@ -1,6 +1,6 @@
 """Exercises whose answer is a setting: a `StepConfig` with which a step fits."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from memlab._util.units import format_bytes, is_a, shown
@@ -9,6 +9,8 @@ from memlab.config import StepConfig
 from memlab.course.exercise import Exercise
 from memlab.result import Outcome
 from memlab.workload import Workload
+
+SLACK = 1.02  # as long as the fastest, up to which an answer is right
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +23,7 @@ class MustFit:
         card: of which the step is predicted.
         limit_bytes: that it may reserve.
         kept: fields that stay as they start, with the name of the hint for each.
+        fastest: returns the seconds of a fast step that fits; None asks for no fast one.
     """
 
     workload: Workload
@@ -28,6 +31,7 @@ class MustFit:
     card: str
     limit_bytes: int
     kept: Mapping[str, str]
+    fastest: Callable[[], float] | None = None
 
     def __call__(self, asked: Exercise, given: object) -> str:
         """Return the hint for a setting; "" for one that fits."""
@@ -44,7 +48,8 @@ class MustFit:
         if found.outcome is not Outcome.OK:
             return f"this step cannot be predicted: {found.message}"
         if found.fits:
-            return ""
+            ratio = (found.step_seconds or 0) / self.fastest() if self.fastest else 0
+            return hints["slower"].format(given=f"{ratio:.2f}") if ratio > SLACK else ""
         if given == self.start:
             return hints["not_moved"]
         return hints["not_yet"].format(given=format_bytes(found.peak_reserved_bytes or 0))

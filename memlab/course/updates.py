@@ -2,7 +2,7 @@
 
 from memlab import workloads
 from memlab.config import Optimizer, Precision, StepConfig
-from memlab.course.exercise import Exercise, judge_numbers
+from memlab.course.exercise import Exercise, always, judge_choice, judge_numbers, one_wrong
 from memlab.course.settings import MustFit
 from memlab.devices.cards import card
 
@@ -39,23 +39,22 @@ FITS = MustFit(
 )  # fmt: skip
 
 
-def _wrong(name: str, nbytes: float) -> dict[str, float]:
-    return BYTES | {name: nbytes}
-
-
 EXERCISES = [
     Exercise(
         number="9.1",
-        reference=lambda: BYTES,
-        mistakes={
-            "sgd": lambda: _wrong("sgd", 4),
-            "sgd-momentum": lambda: _wrong("sgd-momentum", 8),
-            "adamw": lambda: _wrong("adamw", 12),
-            "adafactor": lambda: _wrong("adafactor", 16),
-            "adamw-8bit": lambda: _wrong("adamw-8bit", 9),
-            "adamw, bf16": lambda: _wrong("adamw, bf16", 12),
-            "adamw, bf16-master": lambda: _wrong("adamw, bf16-master", 12),
-        },
+        reference=always(BYTES),
+        mistakes=one_wrong(
+            always(BYTES),
+            {
+                "sgd": 4,
+                "sgd-momentum": 8,
+                "adamw": 12,
+                "adafactor": 16,
+                "adamw-8bit": 9,
+                "adamw, bf16": 12,
+                "adamw, bf16-master": 12,
+            },
+        ),
         judge=judge_numbers,
         fraction=MOST_OFF,
     ),
@@ -83,6 +82,6 @@ EXERCISES = [
             "adafactor": lambda: "adafactor",
             "adamw-8bit": lambda: "adamw-8bit",
         },
-        judge=lambda asked, given: asked.of_choice(given, "optimizer_in_backward"),
+        judge=judge_choice,
     ),
 ]
