@@ -1,5 +1,6 @@
 """The course grades answers: right ones, blanks, and each known mistake by a hint of its own."""
 
+import ast
 import json
 import re
 
@@ -13,7 +14,7 @@ from torch import nn
 import memlab
 from memlab import MemlabError, StepConfig, Workload, course, plots
 from memlab._util.units import MIB
-from memlab.course import chapters, updates
+from memlab.course import chapters, limits, operators, recomputing, updates
 from memlab.course.exercise import Exercise, texts
 from memlab.course.steps import BATCH, mlp, mlp_step
 from tests import ROOT
@@ -220,6 +221,52 @@ def test_a_unit_is_no_excuse_where_the_question_is_of_another_size():
     asked = Exercise(number="1.1", reference=lambda: 1000, mistakes={})
     assert asked.hint(1000) == ""
     assert "factor" in asked.hint(3)
+
+
+def defined_in(notebook):
+    """Return what the classes and functions of a notebook are, without running its other lines."""
+    (path,) = (ROOT / "notebooks").glob(f"{notebook}_*.ipynb")
+    made = {}
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "code":
+            tree = ast.parse(cell.source)
+            kinds = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef)
+            tree.body = [node for node in tree.body if isinstance(node, kinds)]
+            exec(compile(tree, str(path), "exec"), made)
+    return made
+
+
+def peak_of(model, rows, width):
+    workload = Workload(
+        name="model", build_model=model, make_batch=lambda n: torch.randn(n, width),
+        compute_loss=lambda model, batch: model(batch).square().mean(),
+    )  # fmt: skip
+    step = memlab.require_ok(memlab.predict(workload, StepConfig(batch_size=rows), "t4"))
+    return step.peak_allocated_bytes, step.step_seconds
+
+
+@pytest.mark.slow
+def test_a_page_asks_of_the_models_by_which_it_is_graded():
+    block = defined_in("c03")["Block"]
+    assert peak_of(lambda: block(nn.GELU()), 512, 256) == peak_of(
+        lambda: operators.FeedForward(nn.GELU()), 512, 256
+    )
+    page = defined_in("c05")
+    for name in limits.ROUTES:
+        mine = page["routed"](page[name])
+        assert peak_of(mine.build_model, 512, 64) == peak_of(
+            limits.routed(name).build_model, 512, 64
+        )
+    twelve = defined_in("c07")["Twelve"]
+    for length in (1, 3):
+        plan = recomputing.in_segments(length)
+        assert peak_of(lambda plan=plan: twelve(plan), 512, 256) == peak_of(
+            lambda plan=plan: recomputing.Planned(plan), 512, 256
+        )
+    page = defined_in("c08")
+    names = ("Dropout", "AnotherMask", "BatchNorm", "LateHook", "OneMaskKept")
+    for name, kind in zip(names, recomputing.BLOCKS.values(), strict=True):
+        assert peak_of(page[name], 512, 64) == peak_of(kind, 512, 64)
 
 
 RUNS = ("", "mistake 1", "mistake 2", "mistake 3")  # with memlab's answers `make course` runs them
