@@ -112,10 +112,9 @@ docs: $(VENV)/docs
 docs-links: docs
 	@$(SPHINX) -b linkcheck $(SITE)/links
 
-# the picture in README.md, as the browser test of the quickstart sees the panel
+# the moving picture in README.md
 picture: $(VENV)/test
-	MEMLAB_PICTURE=docs/panel.png MEMLAB_REQUIRE_BROWSER=1 $(BIN)/python -m pytest \
-		tests/system/browser/test_quickstart_ui.py -k whole_quickstart $(ARGS)
+	$(BIN)/python -m benchmarks.moving_picture docs/red_to_green.gif
 
 clean:
 	rm -rf $(VENV) build dist ui-out .pytest_cache .ruff_cache .mypy_cache .hypothesis \

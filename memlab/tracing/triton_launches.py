@@ -228,8 +228,12 @@ def _constants_of(names: dict[str, Any], device: str) -> Iterator[tuple[str, Any
     file = names.get("__file__")
     if not file or not str(file).endswith(".py"):
         return
+    try:
+        tree = ast.parse("".join(linecache.getlines(str(file))))
+    except (SyntaxError, ValueError):
+        return  # the person is changing it; what was imported stays as it was
     seen = {**names, **{n: _Torch(device) for n, value in names.items() if value is torch}}
-    for line in ast.parse("".join(linecache.getlines(str(file)))).body:
+    for line in tree.body:
         match line:
             case ast.Assign([ast.Name(name)], value) if _is_answer(value, names):
                 code = compile(ast.Expression(value), str(file), "eval")

@@ -492,7 +492,7 @@ def _around(site: Site) -> list[Any]:
     """Return the parts of the source that a line belongs to; none if it is not available."""
     try:
         tree = _parsed(site.file)
-    except SyntaxError:
+    except (SyntaxError, ValueError):
         return []
     placed: list[Any] = [node for node in ast.walk(tree) if hasattr(node, "lineno")]
     return [node for node in placed if node.lineno <= site.line <= node.end_lineno]

@@ -7,6 +7,7 @@ class that wraps it. With Triton the same tests use its own classes.
 
 import importlib
 import importlib.util
+import linecache
 import sys
 import textwrap
 import types
@@ -282,6 +283,27 @@ def test_what_a_persons_file_imports_late_is_not_imported(tmp_path, monkeypatch)
     )
     result = predicted(StepConfig(batch_size=2), "rtx-4060", workload)
     assert result.outcome is Outcome.OK, result.message
+
+
+@pytest.mark.parametrize("text", ["this is no python\n", "x = 1\0\n"])
+def test_a_file_that_is_being_changed_stops_no_prediction(tmp_path, monkeypatch, text):
+    file = tmp_path / "half_written.py"
+    file.write_text(LATE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "half_written", None)
+    monkeypatch.delitem(sys.modules, "half_written")
+    loss = importlib.import_module("half_written").loss
+    file.write_text(text)
+    linecache.checkcache(str(file))
+    for compute_loss in (loss, lambda model, batch: model(batch).mean()):
+        workload = Workload(
+            name="half written",
+            build_model=lambda: torch.nn.Linear(4, 4),
+            make_batch=lambda n: torch.randn(n, 4),
+            compute_loss=compute_loss,
+        )
+        result = predicted(StepConfig(batch_size=2), "rtx-4060", workload)
+        assert result.outcome is Outcome.OK, result.message
 
 
 def test_a_dictionary_that_holds_itself_is_renamed_once():

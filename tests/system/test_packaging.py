@@ -116,7 +116,7 @@ def test_an_index_gets_a_readme_without_links_to_files():
     for each in hook["substitutions"]:
         text = re.sub(each["pattern"], each["replacement"], text)
     links = re.findall(r"\]\(([^)\s]+)", text)
-    assert f"{PROJECT['urls']['Repository']}/raw/v$HFPR_VERSION/docs/panel.png" in links
+    assert f"{PROJECT['urls']['Repository']}/raw/v$HFPR_VERSION/docs/red_to_green.gif" in links
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
 
 

@@ -111,8 +111,8 @@ def test_a_link_leads_to_a_file(path):
     assert [link for link in files if not (path.parent / link).exists()] == []
 
 
-def test_the_picture_of_the_panel_is_small():
-    assert (ROOT / "docs" / "panel.png").stat().st_size < 200 * 2**10
+def test_the_moving_picture_is_small():
+    assert (ROOT / "docs" / "red_to_green.gif").stat().st_size < 2**20
 
 
 def test_the_check_sees_a_private_name_in_every_form():

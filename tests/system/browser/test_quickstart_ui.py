@@ -1,12 +1,10 @@
 """The panel as a person meets it: JupyterLab in Chromium, by keyboard, mouse and typing."""
 
 import html
-import os
 from pathlib import Path
 
 import nbformat
 import pytest
-from PIL import Image
 
 from tests.system.browser import lab_browser as lab_ui
 from tests.system.browser.conftest import SHOTS
@@ -314,6 +312,3 @@ def test_the_whole_quickstart_runs_and_looks_right_in_both_themes(page, lab):
             SHOTS.mkdir(parents=True, exist_ok=True)
             panel.screenshot(path=SHOTS / f"panel-{width}-{'dark' if dark else 'light'}.png")
             wait_for(lambda: is_inside(panel))
-    if picture := os.environ.get("MEMLAB_PICTURE"):  # `make picture`: what README.md shows
-        with Image.open(SHOTS / "panel-1300-light.png") as shot:
-            shot.quantize(256).save(picture, optimize=True)
