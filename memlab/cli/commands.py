@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import Field, fields
 from enum import IntEnum, StrEnum
+from importlib.util import find_spec
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any, get_args
@@ -658,6 +659,10 @@ def notebooks_command(
     chosen = _named(home, names)
     if clean and copy is None:
         raise ConfigError("--clean removes the prose of copies; add --copy FOLDER")
+    if is_run and find_spec("papermill") is None:
+        raise ConfigError(
+            "--run needs papermill, which is not installed; pip install 'memlab[course]'"
+        )
     if copy is not None:
         chosen = _copied(chosen, copy)
         if clean:
@@ -689,7 +694,7 @@ def demo_command(arguments: Sequence[str]) -> ExitCode:
         lab = importlib.import_module("jupyterlab.labapp")
     except ImportError:
         raise ConfigError(
-            "demo needs JupyterLab, which this Python does not have; `pip install jupyterlab`, or "
+            "demo needs JupyterLab, which is not installed; pip install 'memlab[lab]', or "
             "open what `memlab notebooks 00 --copy FOLDER` copies in another editor"
         ) from None
     (quickstart,) = _named(_home(), ["00"])

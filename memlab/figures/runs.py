@@ -20,7 +20,7 @@ from memlab._util.units import format_bytes, format_seconds
 from memlab.config import Precision, Sharding, StepConfig
 from memlab.devices.here import QUIET_SHARE
 from memlab.devices.operators import STEADY
-from memlab.errors import ConfigError
+from memlab.errors import ConfigError, UnsupportedError
 from memlab.figures.look import (
     CATEGORY_COLORS,
     FONT,
@@ -443,7 +443,12 @@ def heat_map(
     """
     if not results:
         return placeholder(NO_RUNS, size=size)
-    import seaborn  # 0.7 s to import
+    try:
+        import seaborn  # 0.7 s to import
+    except ImportError:
+        raise UnsupportedError(
+            "heat_map needs seaborn, which is not installed; pip install 'memlab[lab]'"
+        ) from None
 
     latest = {(getattr(r.config, rows), getattr(r.config, columns)): r for r in results}
     ys, xs = (_in_order({cell[axis] for cell in latest}) for axis in (0, 1))

@@ -600,7 +600,15 @@ def test_a_demo_opens_a_copy_of_the_quickstart_and_never_writes_over_it(monkeypa
     monkeypatch.setitem(sys.modules, "jupyterlab.labapp", None)
     without = run("demo")
     assert without.exit_code == 2
-    assert "pip install jupyterlab" in without.stderr
+    assert "pip install 'memlab[lab]'" in without.stderr
+
+
+def test_notebooks_are_not_run_without_papermill(monkeypatch, tmp_path):
+    monkeypatch.setattr(commands, "find_spec", lambda name: None)
+    without = run("notebooks", "--run", "--copy", str(tmp_path / "copies"))
+    assert without.exit_code == 2
+    assert "--run needs papermill" in without.stderr
+    assert not (tmp_path / "copies").exists()
 
 
 @pytest.mark.parametrize(("status", "code"), [(0, 0), (1, 1)])

@@ -15,7 +15,7 @@ from matplotlib.patches import Polygon
 
 from memlab import plots
 from memlab.config import StepConfig
-from memlab.errors import ConfigError
+from memlab.errors import ConfigError, UnsupportedError
 from memlab.figures import look, runs
 from memlab.figures import timeline as timeline_figure
 from memlab.figures.timeline import COLUMNS, thin
@@ -362,6 +362,12 @@ def test_varying_fields_puts_the_most_varied_first():
     results = [make_result(config=config) for config in configs]
     assert plots.varying_fields(results) == ["batch_size", "precision"]
     assert plots.varying_fields(results[:1]) == plots.varying_fields([]) == []
+
+
+def test_heat_map_needs_what_the_extra_installs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "seaborn", None)
+    with pytest.raises(UnsupportedError, match=r"pip install 'memlab\[lab\]'"):
+        plots.heat_map([make_result()])
 
 
 def test_heat_map_shows_the_latest_peak_of_each_cell():

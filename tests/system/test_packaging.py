@@ -16,6 +16,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import memlab
+from memlab._util import torch_found
 from tests import ROOT
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -261,6 +262,35 @@ def test_make_says_which_python_it_needs(tmp_path, version):
     assert "memlab needs Python 3.11 to 3.14" in done.stdout
     assert f"Python {version}" in done.stdout
     assert not (tmp_path / ".venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("installed", "remedy"),
+    [
+        (None, "a newer one is installed, so restart"),
+        ("2.9.1", 'pip install "torch>=2.11", and restart'),
+    ],
+)
+def test_an_older_pytorch_is_refused_in_a_sentence(tmp_path, installed, remedy):
+    """A hosted notebook may have imported its own before pip replaced it."""
+    (tmp_path / "torch.py").write_text('__version__ = "2.9.1+cu126"\n')
+    if installed:
+        (tmp_path / "torch-2.9.1.dist-info").mkdir()
+        text = f"Metadata-Version: 2.1\nName: torch\nVersion: {installed}\n"
+        (tmp_path / "torch-2.9.1.dist-info" / "METADATA").write_text(text)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-c", "import memlab"]
+    run = subprocess.run(command, env=env, capture_output=True, text=True, cwd=tmp_path)
+    last = run.stderr.strip().splitlines()[-1]
+    assert last.startswith(
+        "ImportError: memlab needs PyTorch 2.11 or newer, and this process runs 2.9.1"
+    )
+    assert remedy in last
+
+
+def test_the_oldest_pytorch_is_told_in_one_place():
+    assert requirements(PROJECT["dependencies"])["torch"].contains(torch_found.OLDEST)
+    assert not requirements(PROJECT["dependencies"])["torch"].contains("2.10.9")
 
 
 def make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
