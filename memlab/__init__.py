@@ -3,9 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from memlab._util import torch_found as _torch_found  # noqa: F401
-
-# isort: split
+from memlab._util import torch_found as _torch_found  # noqa: F401  # isort: skip
 from memlab import workloads
 from memlab._version import __version__
 from memlab.api import measure, measure_loading, measure_run, predict, predict_run, verify

@@ -7,5 +7,6 @@
   person's own.
 - `tables.py`: small tables, as HTML and as text.
 - `collectives.py`: what ranks send one another, in bytes.
+- `torch_found.py`: whether PyTorch is new enough; imported before everything else.
 - `torch_private/`: every private name of PyTorch that memlab uses.
 """

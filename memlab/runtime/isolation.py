@@ -21,7 +21,7 @@ from memlab.errors import ConfigError, MemlabError
 from memlab.result import Outcome
 from memlab.running import Ended, Progress, Run
 from memlab.runtime.bar import tick
-from memlab.runtime.process import STARTING, TAKING, Spare, WorkerProcess
+from memlab.runtime.process import STARTING, TAKING, Spare, WorkerProcess, has_little_memory
 from memlab.runtime.same_step import step_of
 from memlab.runtime.sending import (
     Stamp,
@@ -102,10 +102,15 @@ class Lane:
         assert self.worker is not None
         return self.worker
 
-    def replace(self) -> None:
-        """End the worker and start a new one, so that the next job need not wait for it."""
+    def end(self) -> None:
+        """End the worker; the next job starts one."""
         if self.worker is not None:
             self.worker.kill()
+            self.worker = None
+
+    def replace(self) -> None:
+        """End the worker and start a new one, so that the next job need not wait for it."""
+        self.end()
         self.worker = spare.take() or WorkerProcess()
         self.worker.assign(is_predicting=self.is_predicting)
 
@@ -141,13 +146,26 @@ def is_waited_for() -> bool:
 
 
 def prewarm() -> None:
-    """Start the workers that are not running, without waiting for them."""
-    _ensure([measuring, predicting])
+    """Start the workers that are not running, without waiting for them.
+
+    With little memory it is the one that predicts; the other starts with its first job.
+    """
+    _ensure([predicting] if has_little_memory() else [measuring, predicting])
 
 
 def _replace_spent() -> None:
-    """Replace workers that take no more jobs, so that the next job need not wait for a start."""
-    _ensure([lane for lane in (measuring, predicting) if lane.worker is not None])
+    """Replace workers that take no more jobs, so that the next job need not wait for a start.
+
+    With little memory the one that measures ends.
+    """
+    lanes = [lane for lane in (measuring, predicting) if lane.worker is not None]
+    if has_little_memory() and measuring in lanes and measuring.lock.acquire(blocking=False):
+        lanes.remove(measuring)
+        try:
+            measuring.end()
+        finally:
+            measuring.lock.release()
+    _ensure(lanes)
 
 
 def _ensure(lanes: list[Lane]) -> None:
@@ -324,8 +342,7 @@ def _stop() -> None:
     leaving.set()
     spare.end()
     for lane in (measuring, predicting):
-        if lane.worker is not None:
-            lane.worker.kill()
+        lane.end()
 
 
 def _folder() -> str:

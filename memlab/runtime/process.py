@@ -432,18 +432,24 @@ def _innermost_frame(said: str) -> str:
 # Starting a worker keeps a core busy for about two seconds. So the spare is started only
 # after nothing has run for a moment. If a timed run begins meanwhile, the spare is paused
 # until that run is over. Before a spare is started, workers that take no more jobs are
-# replaced. A machine of little memory, such as Binder's 2 GB, gets none: a spare that waits holds
-# 0.25 GiB (torch 2.13, Linux).
+# replaced. A machine of little memory, such as Binder's 2 GB, gets none, and the worker that
+# measures ends there when it has had no job for a while: one that waits holds 0.25 to 0.5 GiB
+# (torch 2.13, Linux).
 
-IDLE_SECONDS = 1.0
+IDLE_SECONDS, LITTLE_MEMORY_IDLE_SECONDS = 1.0, 20.0
 LITTLE_MEMORY_BYTES = 4 * GIB
+
+
+def has_little_memory() -> bool:
+    """Return whether no worker shall wait on this machine for a job that may never come."""
+    return (machine_memory_bytes() or LITTLE_MEMORY_BYTES) < LITTLE_MEMORY_BYTES
 
 
 class Spare:
     """The spare worker of this process, and when it is started.
 
     Attributes:
-        before_start: replaces the workers that take no more jobs; called while nothing runs.
+        before_start: ends or replaces workers, as `isolation` does; called while nothing runs.
         worker: None while there is none.
     """
 
@@ -483,7 +489,8 @@ class Spare:
                 if self.worker is not None and not self._timed_runs:
                     _signal(self.worker, "SIGCONT")
                 if not self._runs:
-                    self._timer = threading.Timer(IDLE_SECONDS, self._start)
+                    idle = LITTLE_MEMORY_IDLE_SECONDS if has_little_memory() else IDLE_SECONDS
+                    self._timer = threading.Timer(idle, self._start)
                     self._timer.daemon = True
                     self._timer.start()
 
@@ -492,7 +499,7 @@ class Spare:
             return
         with contextlib.suppress(OSError, MemlabError):  # then the next job waits for one
             self.before_start()
-            if (machine_memory_bytes() or LITTLE_MEMORY_BYTES) < LITTLE_MEMORY_BYTES:
+            if has_little_memory():
                 return
             with self._lock:
                 if self.worker is None and not self._runs:

@@ -246,7 +246,8 @@ def test_predictions_of_ranks_share_a_worker(device):
 
 
 @pytest.mark.slow
-def test_a_spare_worker_takes_the_place_of_a_changed_one():
+def test_a_spare_worker_takes_the_place_of_a_changed_one(monkeypatch):
+    monkeypatch.setattr(process, "machine_memory_bytes", lambda: 4 * GIB)
     measure(linear(), StepConfig(), "cpu", repeats=1)
     while (spare := isolation.spare.worker) is None:
         time.sleep(0.05)
@@ -269,6 +270,27 @@ def test_a_machine_of_little_memory_gets_no_spare_worker(monkeypatch, num_bytes,
     spare._start()
     assert replaced  # a changed worker is replaced all the same
     assert (spare.worker is not None) == is_started
+
+
+@pytest.mark.parametrize(("num_bytes", "num_workers"), [(2 * GIB, 1), (4 * GIB, 2), (None, 2)])
+def test_a_panel_on_little_memory_keeps_one_worker_until_it_measures(
+    monkeypatch, num_bytes, num_workers
+):
+    monkeypatch.setattr(process, "machine_memory_bytes", lambda: num_bytes)
+    started = []
+    monkeypatch.setattr(isolation, "_ensure", started.extend)
+    isolation.prewarm()
+    assert set(started) == {*[isolation.predicting, isolation.measuring][:num_workers]}
+
+
+def test_with_little_memory_the_worker_that_measures_ends_while_nothing_runs(monkeypatch):
+    assert measure(linear(), StepConfig(), "cpu", repeats=1).outcome == "ok"
+    monkeypatch.setattr(process, "machine_memory_bytes", lambda: 2 * GIB)
+    ended = isolation.measuring.worker
+    isolation.spare.before_start()
+    assert isolation.measuring.worker is None
+    assert ended.has_ended()
+    assert measure(linear(), StepConfig(), "cpu", repeats=1).outcome == "ok"
 
 
 def test_a_changed_worker_is_replaced_while_nothing_runs():
