@@ -16,7 +16,6 @@ import pytest
 
 from tests import ROOT
 from tests.site_parts import QUESTIONS
-from tests.system.browser import lab_browser
 from tests.system.browser.pages import violations
 
 pytest.importorskip("sphinx", reason="Sphinx is not here: `make docs` installs the extra docs")
@@ -111,20 +110,6 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
     def log_message(self, *_):
         """Write nothing."""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Return a Chromium."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs the extra browser")
-    if lab_browser.CHROMIUM is None:
-        pytest.skip("no Chromium: `make test-deps` installs it")
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(
-            executable_path=lab_browser.CHROMIUM, args=lab_browser.ARGUMENTS
-        )
-        yield chromium
-        chromium.close()
 
 
 def test_the_search_finds_what_people_ask_for(browser, address):
