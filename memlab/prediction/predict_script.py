@@ -32,7 +32,14 @@ from memlab.tracing.assembly import layout_of
 from memlab.tracing.person_script import Script, ScriptRecording, record_script
 from memlab.tracing.program import Program
 from memlab.tracing.script_card import LiveAllocator
-from memlab.tracing.script_course import FIRST, MOST_BATCHES, STEP, WHOLE
+from memlab.tracing.script_course import (
+    CALLS,
+    EVALUATION,
+    FIRST,
+    MOST_BATCHES,
+    REST,
+    STEP,
+)
 from memlab.tracing.script_facts import Change, Line
 from memlab.tracing.script_step import SeenStep, see_step
 from memlab.tracing.trace_step import attention_notes_of_stages
@@ -205,15 +212,26 @@ def _seconds(recorded: ScriptRecording, kernels: Kernels, target: Target) -> dic
 def _notes(recorded: ScriptRecording, script: Script) -> tuple[str, ...]:
     """Return what is said of the run itself."""
     found = []
-    if recorded.is_cut:
-        of_evaluation = (
-            ""
-            if WHOLE in recorded.recording.notes
-            else f", an evaluation that holds no more with each batch after {MOST_BATCHES}"
-        )
+    ended = {
+        STEP: f"training after {recorded.updates} updates",
+        EVALUATION: f"an evaluation that holds no more with each batch after {MOST_BATCHES}",
+    }
+    if early := [said for kind, said in ended.items() if kind in recorded.cut]:
         found.append(
-            f"Loops were ended early: training after {recorded.updates} updates{of_evaluation}. "
-            "What the script would do later, and differently, is not in these numbers."
+            f"Loops were ended early: {', '.join(early)}. What the script would do later, and "
+            "differently, is not in these numbers."
+        )
+    if CALLS in recorded.cut:
+        found.append(
+            f"Of the calls of a model without gradients those after {MOST_BATCHES} of the same "
+            "shapes were not run: what they return was made again."
+        )
+    if REST in recorded.cut:
+        found.append(
+            "The run ended with its training: where a loop reads no DataLoader, its end cannot be "
+            "known, so what the script does after it, such as an evaluation, was not seen. With "
+            "--steps N (steps=N in Python) the loop goes on for N updates, and to its own end if "
+            "it makes no more."
         )
     if not recorded.updates:
         found.append(

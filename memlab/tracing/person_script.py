@@ -294,7 +294,7 @@ class ScriptRecording:
         operator_lines: of each operator, where it was called.
         names: of its stages, by number.
         updates: that its optimizers made.
-        is_cut: whether a loop of it was ended early.
+        cut: what of it was ended early, as `Course` says.
         facts: what else it did.
         ended: a sentence if it ran out of memory and did not catch that, else "".
     """
@@ -304,7 +304,7 @@ class ScriptRecording:
     operator_lines: tuple[Line, ...]
     names: tuple[str, ...]
     updates: int
-    is_cut: bool
+    cut: frozenset[str]
     facts: Facts
     ended: str
 
@@ -404,7 +404,7 @@ def record_script(
         operator_lines=tuple(tracker.lines),
         names=tuple(named_by_use(courses[-1].names, recording, facts[-1])),
         updates=courses[-1].updates,
-        is_cut=courses[-1].is_cut,
+        cut=frozenset(courses[-1].cut),
         facts=facts[-1],
         ended=ended[-1],
     )

@@ -44,6 +44,7 @@ from memlab.tracing.values import tensors_in
 
 FIRST, STEP, BETWEEN = "first step", "step", "end"  # the last: while it is not known
 EVALUATION, GENERATION, SAVING = "evaluation", "generation", "saving"
+CALLS, REST = "calls like earlier ones", "the rest of the script"
 MOST_BATCHES = 3  # of an evaluation that holds no more with each: the others are like the last
 MOST_LOOPS = 4  # over a loader of training data: the later ones, after the first, make one update
 MOST_FRAMES = 200  # that are searched for a `generate`
@@ -141,7 +142,9 @@ class Course:
     Attributes:
         names: of the stages, by number.
         updates: of optimizers, so far.
-        is_cut: whether a loop was ended early.
+        cut: what was ended early: training (`STEP`) or an evaluation; `CALLS` if calls of a model
+            were left out; `REST` if the run ended with its training, and what the script does
+            afterwards was not seen.
     """
 
     def __init__(
@@ -153,7 +156,8 @@ class Course:
         self.names: list[str] = []
         self.updates = 0
         self._updates_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self.is_cut = self._is_asked = self._has_ended = self._is_in_backward = False
+        self.cut: set[str] = set()
+        self._is_asked = self._has_ended = self._is_in_backward = False
         self._own = OwnUpdates(tracker)
         self._is_last = False
         self._is_used = True  # whether a backward, or an update, has followed the last forward
@@ -211,7 +215,7 @@ class Course:
         self._is_asked = True
         is_whole = self._guesses.is_whole
         if self._is_over if is_training else not is_whole and loop.has_shown(self._held()):
-            self.is_cut = True
+            self.cut.add(loop.kind)
             self._guesses.has_cut |= not is_training
             self._training_loops += is_training
             if is_training:
@@ -249,7 +253,7 @@ class Course:
             Enough: it begins.
         """
         if self._is_last:
-            self.is_cut = True
+            self.cut.update((STEP, REST))
             intervals = self._tracker.recording.intervals
             if intervals[-1].phase is Phase.DATA:  # of another step like those that were counted
                 intervals[-1] = replace(intervals[-1], micro_batch=0)
@@ -316,7 +320,7 @@ class Course:
             key = (id(module), module.training, repr(shapes))
             count, known = self._evaluated.get(key, (0, None))
             if count >= MOST_BATCHES and known is not None:
-                self.is_cut = True
+                self.cut.add(CALLS)
                 self._become(kind_without_gradients())
                 self._watcher.enter(module)
                 return pytree.tree_map_only(TensorOutline, TensorOutline.made, known)

@@ -17,7 +17,7 @@ from memlab import MemlabError, Outcome, plots
 from memlab._util.torch_private.tensors import FakeTensor
 from memlab.devices import cards
 from memlab.prediction.predict_script import predict_script_in_process
-from memlab.prediction.run_result import WITH_WORKSPACES, RunResult
+from memlab.prediction.run_result import WITH_WORKSPACES, FaultKind, RunResult
 from memlab.running import Progress
 from memlab.tracing.person_script import Script
 from memlab.tracing.script_world import MARKED
@@ -217,6 +217,32 @@ def test_what_is_written_beside_an_optimizer_is_no_update(folder, attack):
     found = ok(run(folder, text))
     assert any("training after 3 updates" in note for note in found.notes)
     assert found.stage("step").bytes_by_category["optimizer_state"] > 2 * 256 * 256 * 4
+
+
+def test_that_a_run_ended_with_its_training_is_said_with_the_remedy(folder):
+    text = """
+    import torch
+    model = torch.nn.Linear(256, 4096).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    batches = [torch.randn(64, 256, device="cuda") for _ in range(8)]
+    for x in batches:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        kept = [model(x) for x in batches]
+    print(torch.cat(kept).shape)
+    """
+    short = ok(run(folder, text))
+    (said,) = [note for note in short.notes if note.startswith("The run ended with its training")]
+    assert "--steps N" in said
+    assert "evaluation" not in [stage.name for stage in short.stages]
+
+    whole = ok(run(folder, text, steps=9))
+    assert not any("The run ended" in n or "ended early" in n for n in whole.notes)
+    assert any("after 3 of the same shapes were not run" in note for note in whole.notes)
+    assert whole.stage("evaluation").bytes_by_category["temporaries"] >= 2 * 8 * 64 * 4096 * 4
+    assert [fault.kind for fault in whole.faults] == [FaultKind.EVALUATION_KEPT]
 
 
 def test_stages_lines_and_what_is_assumed_are_told(folder):
