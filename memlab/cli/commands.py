@@ -340,12 +340,12 @@ def _check_file(option: str, path: Path | None) -> None:
 
 
 @contextmanager
-def _writing(option: str, path: Path) -> Iterator[None]:
+def _writing(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         said = error.strerror or error
-        raise ConfigError(f"--{option} {path} cannot be written ({said})") from None
+        raise ConfigError(f"{what} cannot be written ({said})") from None
 
 
 # One step under one setting.
@@ -405,12 +405,12 @@ def run_command(
     if picture is not None:
         from memlab.plots import run_timeline  # late: matplotlib takes a second
 
-        with _writing("picture", picture):
+        with _writing(f"--picture {picture}"):
             run_timeline(found).savefig(picture, transparent=False)
     if page is not None:
         from memlab._panel.run_page import run_page  # late: it draws too
 
-        with _writing("html", page):
+        with _writing(f"--html {page}"):
             page.write_text(run_page(found), encoding="utf-8")
     if not as_json:
         for line in found.table():
@@ -462,7 +462,7 @@ def export_command(
     config = config_of(settings)
     source = export_script(asked.workload(), config, device, flavor=flavor)
     if out is not None:
-        with _writing("out", out):
+        with _writing(f"--out {out}"):
             out.write_text(source, encoding="utf-8")
         tell(f"written to {out}")
     if as_json:
@@ -560,7 +560,7 @@ def compare_command(
     if picture is not None:
         from memlab.plots import cost_changes  # late: matplotlib takes a second
 
-        with _writing("picture", picture):
+        with _writing(f"--picture {picture}"):
             cost_changes(found).savefig(picture, transparent=False)
     if found.ok:
         return ExitCode.YES
@@ -741,7 +741,7 @@ def _copied(files: Sequence[Path], folder: Path) -> list[Path]:
     there = [file.name for file in files if (folder / file.name).exists()]
     if there:
         raise ConfigError(f"--copy {folder} has a {there[0]} already; take another folder")
-    with _writing("copy", folder):
+    with _writing(f"folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         return [Path(shutil.copy(file, folder)) for file in files]
 

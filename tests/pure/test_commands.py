@@ -597,6 +597,13 @@ def test_a_demo_opens_a_copy_of_the_quickstart_and_never_writes_over_it(monkeypa
     mine.write_text("changed")
     assert run("demo").exit_code == 0
     assert mine.read_text() == "changed"
+    monkeypatch.setattr(commands, "DEMO", Path("memlab-demo", "changed", "below a file"))
+    Path("memlab-demo", "changed").write_text("no folder")
+    refused = run("demo")
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith(
+        "Error: folder memlab-demo/changed/below a file cannot be written"
+    )
     monkeypatch.setitem(sys.modules, "jupyterlab.labapp", None)
     without = run("demo")
     assert without.exit_code == 2
