@@ -78,7 +78,8 @@ def tree_bytes(pid: int) -> list[int]:
 
 def _pss_bytes(pid: int) -> int:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * KIB
+    sizes = [int(line.split()[1]) for line in lines if line.startswith("Pss:")]
+    return sum(sizes) * KIB  # of a process that has just ended there is none
 
 
 if __name__ == "__main__":
