@@ -21,10 +21,11 @@ from memlab._util.units import GIB
 
 MOST_SECONDS, MOST_GIB = 180, 1.5
 PAUSE_SECONDS = 0.5
+OK = "ok"
 
 
 def main() -> None:
-    """Print a row as each chapter ends; write them."""
+    """Print a row as each chapter ends, and write them if a file is named."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
     parser.add_argument("names", nargs="*")
@@ -35,8 +36,9 @@ def main() -> None:
         rows.append(row := measured(name))
         text = "{name}  {seconds:6.1f} s  {gib:5.2f} GiB  {gib_with_command:5.2f} GiB  {outcome}"
         print(text.format(**row), flush=True)
-    within = [row for row in rows if row["seconds"] < MOST_SECONDS and row["gib"] < MOST_GIB]
-    print(f"within {MOST_SECONDS} s and {MOST_GIB} GiB: {len(within)} of {len(rows)}")
+    ran = [row for row in rows if row["outcome"] == OK]
+    within = [row for row in ran if row["seconds"] < MOST_SECONDS and row["gib"] < MOST_GIB]
+    print(f"ran and within {MOST_SECONDS} s and {MOST_GIB} GiB: {len(within)} of {len(rows)}")
     if asked.out:
         asked.out.write_text(json.dumps(rows, indent=1) + "\n")
 
@@ -54,7 +56,7 @@ def measured(name: str) -> dict[str, object]:
                 own, *below = tree_bytes(running.pid)
                 most, beside = max(most, sum(below)), max(beside, own + sum(below))
             time.sleep(PAUSE_SECONDS)
-    outcome = "ok" if running.returncode == 0 else f"exit {running.returncode}"
+    outcome = OK if running.returncode == 0 else f"exit {running.returncode}"
     seconds = time.perf_counter() - start
     gib = {"gib": most / GIB, "gib_with_command": beside / GIB}
     return {"name": name, "seconds": seconds, **gib, "outcome": outcome}

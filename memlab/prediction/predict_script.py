@@ -36,6 +36,7 @@ from memlab.tracing.script_course import (
     CALLS,
     EVALUATION,
     FIRST,
+    GENERATION,
     MOST_BATCHES,
     REST,
     STEP,
@@ -215,6 +216,7 @@ def _notes(recorded: ScriptRecording, script: Script) -> tuple[str, ...]:
     ended = {
         STEP: f"training after {recorded.updates} updates",
         EVALUATION: f"an evaluation that holds no more with each batch after {MOST_BATCHES}",
+        GENERATION: f"a generation that holds no more with each batch after {MOST_BATCHES}",
     }
     if early := [said for kind, said in ended.items() if kind in recorded.cut]:
         found.append(
@@ -228,10 +230,9 @@ def _notes(recorded: ScriptRecording, script: Script) -> tuple[str, ...]:
         )
     if REST in recorded.cut:
         found.append(
-            "The run ended with its training: where a loop reads no DataLoader, its end cannot be "
-            "known, so what the script does after it, such as an evaluation, was not seen. With "
-            "--steps N (steps=N in Python) the loop goes on for N updates, and to its own end if "
-            "it makes no more."
+            "The run ended with its training: what the script does only after it, such as a last "
+            "evaluation, was not seen. With --steps N (steps=N in Python), N above the number of "
+            "its updates, it goes on to its own end."
         )
     if not recorded.updates:
         found.append(

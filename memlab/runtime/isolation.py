@@ -102,15 +102,10 @@ class Lane:
         assert self.worker is not None
         return self.worker
 
-    def end(self) -> None:
-        """End the worker; the next job starts one."""
-        if self.worker is not None:
-            self.worker.kill()
-            self.worker = None
-
     def replace(self) -> None:
         """End the worker and start a new one, so that the next job need not wait for it."""
-        self.end()
+        if self.worker is not None:
+            self.worker.kill()
         self.worker = spare.take() or WorkerProcess()
         self.worker.assign(is_predicting=self.is_predicting)
 
@@ -159,12 +154,13 @@ def _replace_spent() -> None:
     With little memory the one that measures ends.
     """
     lanes = [lane for lane in (measuring, predicting) if lane.worker is not None]
-    if has_little_memory() and measuring in lanes and measuring.lock.acquire(blocking=False):
+    if has_little_memory() and measuring in lanes:
         lanes.remove(measuring)
-        try:
-            measuring.end()
-        finally:
+        if measuring.lock.acquire(blocking=False):
+            worker, measuring.worker = measuring.worker, None
             measuring.lock.release()
+            if worker is not None:
+                worker.kill()
     _ensure(lanes)
 
 
@@ -342,7 +338,8 @@ def _stop() -> None:
     leaving.set()
     spare.end()
     for lane in (measuring, predicting):
-        lane.end()
+        if lane.worker is not None:
+            lane.worker.kill()
 
 
 def _folder() -> str:

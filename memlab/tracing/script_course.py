@@ -142,9 +142,9 @@ class Course:
     Attributes:
         names: of the stages, by number.
         updates: of optimizers, so far.
-        cut: what was ended early: training (`STEP`) or an evaluation; `CALLS` if calls of a model
-            were left out; `REST` if the run ended with its training, and what the script does
-            afterwards was not seen.
+        cut: what was ended early: training (`STEP`), an evaluation, or a generation; `CALLS` if
+            calls of a model were left out; `REST` if the run ended with its training, and what the
+            script does afterwards was not seen.
     """
 
     def __init__(
@@ -157,7 +157,9 @@ class Course:
         self.updates = 0
         self._updates_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.cut: set[str] = set()
-        self._is_asked = self._has_ended = self._is_in_backward = False
+        self._has_ended = self._is_in_backward = False
+        self._num_loads = 0
+        self._loads_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._own = OwnUpdates(tracker)
         self._is_last = False
         self._is_used = True  # whether a backward, or an update, has followed the last forward
@@ -212,7 +214,7 @@ class Course:
         self._count_own()
         loop = self._loops.setdefault(iterator, _LoaderLoop())
         is_training = loop.kind == STEP
-        self._is_asked = True
+        self._num_loads += 1
         is_whole = self._guesses.is_whole
         if self._is_over if is_training else not is_whole and loop.has_shown(self._held()):
             self.cut.add(loop.kind)
@@ -220,6 +222,7 @@ class Course:
             self._training_loops += is_training
             if is_training:
                 self._end_training()
+                self._is_last = self._training_loops > MOST_LOOPS
             raise StopIteration
         loop.batches += 1
         is_other = loop.kind and self._kind and loop.kind != self._kind
@@ -409,7 +412,7 @@ class Course:
             self._is_in_backward = False
         self._own.is_expected = True
         if sum(self._updates_of.values()) > updates:  # by hooks of its parameters
-            self._end_step()
+            self._end_step(self)
             return
         self._micro_batch += 1
         self._mark_own()
@@ -438,7 +441,7 @@ class Course:
     def _count_own(self) -> None:
         if self._own.is_pending and not self._is_in_backward:
             self._updates_of[self._own] = self._updates_of.get(self._own, 0) + 1
-            self._end_step()
+            self._end_step(self._own)
 
     @contextlib.contextmanager
     def _saved(self) -> Iterator[None]:
@@ -465,13 +468,19 @@ class Course:
         if self._is_in_backward:
             self._mark(Phase.BACKWARD)
         else:
-            self._end_step()
+            self._end_step(optimizer)
 
-    def _end_step(self) -> None:
+    def _end_step(self, by: Any) -> None:
+        """End a step with an update; one that nothing was loaded for is of a loop without a loader.
+
+        Args:
+            by: what updates, of which there may be several a batch.
+        """
         self._own.end()
         self.updates += 1
-        self._is_last = self._is_over and (not self._is_asked or self._training_loops >= MOST_LOOPS)
-        self._is_asked = False
+        is_loaded = self._loads_of.get(by, 0) != self._num_loads
+        self._loads_of[by] = self._num_loads
+        self._is_last = self._is_over and (not is_loaded or self._training_loops >= MOST_LOOPS)
         self._begin()
         self._mark_own()
 

@@ -238,11 +238,59 @@ def test_that_a_run_ended_with_its_training_is_said_with_the_remedy(folder):
     assert "--steps N" in said
     assert "evaluation" not in [stage.name for stage in short.stages]
 
+    same = ok(run(folder, text, steps=8))  # which of its updates is the last cannot be known
+    assert any("The run ended with its training" in note for note in same.notes)
     whole = ok(run(folder, text, steps=9))
     assert not any("The run ended" in n or "ended early" in n for n in whole.notes)
     assert any("after 3 of the same shapes were not run" in note for note in whole.notes)
     assert whole.stage("evaluation").bytes_by_category["temporaries"] >= 2 * 8 * 64 * 4096 * 4
     assert [fault.kind for fault in whole.faults] == [FaultKind.EVALUATION_KEPT]
+
+
+def test_two_optimizers_of_one_batch_do_not_end_the_run(folder):
+    text = """
+    import torch
+    from torch.utils.data import DataLoader
+    one, other = torch.nn.Linear(64, 64).cuda(), torch.nn.Linear(64, 64).cuda()
+    first, second = (torch.optim.Adam(each.parameters()) for each in (one, other))
+    loader = DataLoader(torch.randn(64, 64), batch_size=8)
+    for epoch in range(2):
+        for x in loader:
+            for model, optimizer in ((one, first), (other, second)):
+                model(x.cuda()).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    with torch.no_grad():
+        for x in loader:
+            one(x.cuda())
+    """
+    found = ok(run(folder, text))
+    assert found.stage("evaluation").peak_allocated_bytes > 0
+    assert not any("The run ended" in note for note in found.notes)
+
+
+def test_a_fifth_epoch_ends_the_run_and_a_note_says_so(folder):
+    text = """
+    import torch
+    from torch.utils.data import DataLoader
+    model = torch.nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    for epoch in range({epochs}):
+        for x in DataLoader(torch.randn(64, 64), batch_size=8):
+            model(x.cuda()).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.save(model.state_dict(), "last.pt")
+    """
+    few, many = (ok(run(folder, text.format(epochs=epochs))) for epochs in (4, 9))
+    assert [any("The run ended" in note for note in each.notes) for each in (few, many)] == [
+        False,
+        True,
+    ]
+    assert [any(stage.name == "saving" for stage in each.stages) for each in (few, many)] == [
+        True,
+        False,
+    ]
 
 
 def test_stages_lines_and_what_is_assumed_are_told(folder):

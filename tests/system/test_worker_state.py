@@ -284,12 +284,12 @@ def test_a_panel_on_little_memory_keeps_one_worker_until_it_measures(
 
 
 def test_with_little_memory_the_worker_that_measures_ends_while_nothing_runs(monkeypatch):
-    assert measure(linear(), StepConfig(), "cpu", repeats=1).outcome == "ok"
     monkeypatch.setattr(process, "machine_memory_bytes", lambda: 2 * GIB)
-    ended = isolation.measuring.worker
-    isolation.spare.before_start()
-    assert isolation.measuring.worker is None
-    assert ended.has_ended()
+    monkeypatch.setattr(process, "IDLE_SECONDS", 3600.0)
+    monkeypatch.setattr(process, "LITTLE_MEMORY_IDLE_SECONDS", 0.1)
+    assert measure(linear(), StepConfig(), "cpu", repeats=1).outcome == "ok"
+    while isolation.measuring.worker is not None:
+        time.sleep(0.05)
     assert measure(linear(), StepConfig(), "cpu", repeats=1).outcome == "ok"
 
 
