@@ -25,6 +25,8 @@ napoleon_use_rtype = False
 # types of other projects have no page here, nor has every type inside of memlab: public names must
 nitpick_ignore_regex = [("py:.*", r"(?!memlab\.).*|memlab\.\w+\..*")]
 
+linkcheck_ignore = [r".*THE_OWNER.*"]  # the repository has no address yet
+
 html_theme = "pydata_sphinx_theme"
 html_title = "memlab"
 html_extra_path = ["site"]  # what leads from / to the first page

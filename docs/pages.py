@@ -115,7 +115,8 @@ def notebooks() -> list[Path]:
 def _copy_notebook(path: Path, place: Path) -> None:
     """Copy a notebook, its folded code folded on the site too.
 
-    Left out are what papermill wrote into it; widgets, which need a kernel (the panel shows itself
+    Its pictures get their alternative texts, where MyST-NB looks for them. Left out are what
+    papermill wrote into it; widgets, which need a kernel (the panel shows itself
     without one beside them); and what blanks of an exercise gave, which had memlab's own answers.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -125,6 +126,9 @@ def _copy_notebook(path: Path, place: Path) -> None:
     for cell in notebook["cells"]:
         if cell["metadata"].get("jupyter", {}).get("source_hidden"):
             _tags(cell).append("hide-input")
+        for output in cell.get("outputs", []):
+            if alt := output.get("metadata", {}).get("image/png", {}).get("alt"):
+                cell["metadata"]["mystnb"] = {"image": {"alt": alt}}
         if "outputs" in cell:
             is_blank = BLANK in "".join(cell["source"])
             outputs = [o for o in cell["outputs"] if WIDGET not in o.get("data", {})]

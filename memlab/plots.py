@@ -17,6 +17,7 @@ from memlab.figures.peak import peak_bar, peak_map, rank_peaks, rank_timelines
 from memlab.figures.runs import heat_map, memory_against_time, scaling, step_times, varying_fields
 from memlab.figures.searches import cost_changes, lengths, recommendations, run, waterfall
 from memlab.figures.snapshots import (
+    replay,
     snapshot_comparison,
     snapshot_fragmentation,
     snapshot_growth,
@@ -39,6 +40,7 @@ __all__ = [
     "rank_peaks",
     "rank_timelines",
     "recommendations",
+    "replay",
     "run",
     "run_timeline",
     "scaling",

@@ -4,8 +4,8 @@ The executed copy and the JSON artifact of each go to a build folder; the notebo
 as they are. A notebook fails if a cell raises or runs too long, if it does not declare a parameter
 that it is given (papermill would only warn), or if it writes no JSON to `out_json`.
 Each notebook asserts its own claim in its last cell. The results of a chapter of the course must
-also be those in `expected/`: peaks to the byte, times within a factor. What changed is said in the
-words of `memlab compare`; `--update` writes it down.
+also be those in `expected/`: peaks and other whole numbers exactly, times within a factor. What
+changed is said in the words of `memlab compare`; `--update` writes it down.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def run(notebook: Path, out: Path, device: str | None, quick: bool) -> Path:
 
 
 def expect(notebook: Path, artifact: Path, *, update: bool) -> None:
-    """Compare the results of a chapter with those that are expected.
+    """Compare the results and other whole numbers of a chapter with those that are expected.
 
     Args:
         notebook: of the chapter; any other notebook is left alone.
@@ -98,22 +98,48 @@ def expect(notebook: Path, artifact: Path, *, update: bool) -> None:
         update: say what changed and expect it from now on, instead of failing.
 
     Raises:
-        NotebookError: results are others, with what changed in words.
+        NotebookError: they are others, with what changed in words.
     """
     written, known = json.loads(artifact.read_text()), EXPECTED / artifact.name
-    results = written.get("results") if isinstance(written, dict) else None
-    if not results or "verdicts" not in written or not (update or known.exists()):
+    if not (isinstance(written, dict) and "verdicts" in written and (update or known.exists())):
         return
-    if known.exists():
-        changes = memlab.compare(known, artifact, memory_tolerance=0, time_tolerance=TIME_TOLERANCE)
-        moved = [one for one in changes.changes if one.verdict != "same"]
-        if (moved or changes.only_old or changes.only_new) and not update:
-            raise NotebookError(f"results are others than expected; {changes}")
-        if moved and update:
-            print(changes, flush=True)
+    found = {"results": written["results"], "numbers": _whole_numbers(written)}
+    changed = _changes(json.loads(known.read_text()), found) if known.exists() else ""
+    if changed and not update:
+        raise NotebookError(f"others than expected; {changed}")
+    if changed:
+        print(changed, flush=True)
     if update:
         EXPECTED.mkdir(exist_ok=True)
-        known.write_text(json.dumps({"schema": 1, "results": results}, indent=1) + "\n")
+        known.write_text(json.dumps({"schema": 1, **found}, indent=1) + "\n")
+
+
+def _whole_numbers(written: dict[str, Any]) -> dict[str, Any]:
+    """Return what a chapter wrote beside its results, without times, shares and errors."""
+    beside = {name: value for name, value in written.items()
+              if name not in ("schema", "results", "verdicts")}  # fmt: skip
+    return {name: value for name, value in beside.items() if not _has_fraction(value)}
+
+
+def _has_fraction(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = list(value.values())
+    return any(map(_has_fraction, value)) if isinstance(value, list) else isinstance(value, float)
+
+
+def _changes(known: dict[str, Any], found: dict[str, Any]) -> str:
+    """Return what is another than it was, in words; "" for nothing."""
+    said = [f"{name}: {known['numbers'].get(name)} -> {found['numbers'].get(name)}"
+            for name in {**known["numbers"], **found["numbers"]}
+            if known["numbers"].get(name) != found["numbers"].get(name)]  # fmt: skip
+    if known["results"] or found["results"]:
+        old, new = ([memlab.StepResult.from_dict(row) for row in side["results"]]
+                    for side in (known, found))  # fmt: skip
+        changes = memlab.compare(old, new, memory_tolerance=0, time_tolerance=TIME_TOLERANCE)
+        is_other = changes.only_old or changes.only_new
+        if is_other or any(one.verdict != "same" for one in changes.changes):
+            said.append(str(changes))
+    return "; ".join(said)
 
 
 def _parameters(notebook: Path, artifact: Path, device: str | None, quick: bool) -> dict[str, Any]:

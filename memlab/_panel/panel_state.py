@@ -24,6 +24,7 @@ import anywidget
 import traitlets
 
 from memlab._panel.joined import PAGE, joined
+from memlab.runtime import isolation
 
 Message = Mapping[str, Any]
 
@@ -74,6 +75,20 @@ class PanelState(anywidget.AnyWidget):
         found: dict[str, Any] = super()._get_embed_state(drop_defaults=False)
         found["state"]["saved"] = self.saved()
         return found
+
+    def send_state(self, key: Any = None) -> None:
+        """Send traits, unless the kernel is ending: see `send`."""
+        if not isolation.leaving.is_set():
+            super().send_state(key)
+
+    def send(self, content: Message, buffers: Any = None) -> None:
+        """Send a message, unless the kernel is ending.
+
+        The thread of ipykernel that alone may use its socket ends first, and threads that send
+        then would write their messages into one another.
+        """
+        if not isolation.leaving.is_set():
+            super().send(content, buffers)
 
     def send_file(self, kind: str, number: int, file: bytes) -> None:
         """Send the file of a "step" or of a "run"."""

@@ -670,6 +670,8 @@ def notebooks_command(
                 _remove_prose(file)
     code = 0
     if is_run:
+        with _writing(f"--out {out}"):
+            out.mkdir(parents=True, exist_ok=True)
         options = [*map(str, chosen), "--out", str(out), *(["--quick"] if quick else [])]
         options += ["--device", device] if device else []
         with redirect_stdout(sys.stderr if as_json else sys.stdout):

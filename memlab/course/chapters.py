@@ -286,5 +286,7 @@ class Finished:
     def _next(self) -> str:
         following = _all().get(self.about.number + 1)
         if following is None:
-            return "The chapter after this one is not written yet."
+            return (
+                "That was the last chapter: what follows is your own script, and its next change."
+            )
         return f"Next: [{following.title}]({following.notebook})"

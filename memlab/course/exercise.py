@@ -160,7 +160,7 @@ def _unnamed(asked: Exercise, given: Any) -> str:
 
 def is_blank(answer: Any) -> bool:
     """Return whether an answer, or a part of one, is still the dots."""
-    parts = answer.values() if is_a(answer, dict) else [answer]
+    parts = answer.values() if is_a(answer, dict) else answer if is_a(answer, tuple) else [answer]
     return any(part is BLANK for part in parts)
 
 

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -132,6 +132,7 @@ def _all_known() -> dict[str, bool]:
 LIMIT = "300 MiB"  # of chapter 14
 START = StepConfig(batch_size=64)
 EXACT = ("accumulation_steps", "memory_budget")
+KEPT = {field.name: "other_training" for field in fields(StepConfig) if field.name not in EXACT}
 
 
 @functools.cache
@@ -151,14 +152,12 @@ def trained() -> Workload:
 
 FASTEST = MustFit(
     workload=trained(), start=START, card=CARD, limit_bytes=parse_bytes(LIMIT),
-    kept={
-        "batch_size": "other_training", "optimizer": "other_training", "precision": "precision",
-    },
+    kept=KEPT | {"precision": "precision"},
     fastest=lambda: _recommended().step_seconds or math.inf,
 )  # fmt: skip
 IN_ANY_FORMAT = replace(
     FASTEST,
-    kept={"batch_size": "other_training", "optimizer": "other_training"},
+    kept={name: hint for name, hint in KEPT.items() if name != "precision"},
     fastest=lambda: _recommended(with_precision=True).step_seconds or math.inf,
 )
 

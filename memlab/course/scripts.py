@@ -2,7 +2,6 @@
 
 import atexit
 import functools
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -73,25 +72,16 @@ def _folder() -> Path:
     return Path(folder.name)
 
 
-def _written(name: str, source: str) -> str:
-    path = _folder() / f"{name}.py"
-    if not path.exists():
-        path.write_text(source)
-    return str(path)
-
-
-def _run_of(path: Any) -> RunResult:
-    return _run_again(str(path), Path(path).stat().st_mtime_ns)
-
-
 @functools.cache
-def _run_again(path: str, _changed: int) -> RunResult:
-    return run_script(path, device=CARD, progress=False)
+def _run(name: str, source: str) -> RunResult:
+    path = _folder() / f"{name}.py"
+    path.write_text(source)
+    return require_ok(run_script(path, device=CARD, progress=False))
 
 
 def _fault(number: str) -> int:
     """Return the line that memlab finds at fault, by a run without a card."""
-    return require_ok(_run_of(_written(LOOPS[number], script(number)))).faults[0].line
+    return _run(LOOPS[number], script(number)).faults[0].line
 
 
 def _judge_line(asked: Exercise, given: Any) -> str:
@@ -124,51 +114,51 @@ def _finder(number: str) -> Exercise:
 LOOSE = 1.25  # times the peak: a limit above it lets much more pass
 
 
-def _good() -> str:
-    return _written("train", script("13.1").replace("total += loss", "total += loss.item()"))
-
-
-def _but_for(name: str, old: str, new: str) -> str:
-    return _written(name, Path(_good()).read_text().replace(old, new))
+def _good(batch_size: int = 1024) -> RunResult:
+    """Return the run of the script that stands for a reader's own."""
+    repaired = script("13.1").replace("total += loss", "total += loss.item()")
+    return _run("train", repaired.replace("batch_size=1024", f"batch_size={batch_size}"))
 
 
 def _refusal(asked: Exercise, given: Any) -> str:
-    """Return why a path is no script with an answer; "" if it is one."""
-    if not is_a(given, str | os.PathLike) or not Path(given).is_file():
-        return asked.hints["no_script"].format(given=shown(given))
-    run = _run_of(given)
-    return "" if run.outcome is Outcome.OK else asked.hints["no_answer"].format(given=run.message)
+    """Return why this is no run that says what a script takes; "" if it is one."""
+    if not is_a(given, RunResult):
+        return asked.hints["no_run"].format(given=shown(given))
+    return "" if given.outcome is Outcome.OK else asked.hints["no_end"].format(given=given.message)
+
+
+def _is_pair(given: Any) -> bool:
+    return is_a(given, tuple) and len(given) == 2
 
 
 def _judge_limit(asked: Exercise, given: Any) -> str:
-    """Return the hint for a script and the most that it may hold."""
+    """Return the hint for a run and the most that it may hold."""
     hints = asked.hints
-    if not (is_a(given, tuple) and len(given) == 2):
+    if not _is_pair(given):
         return hints["not_two"].format(given=shown(given))
-    path, limit = given
-    if said := _refusal(asked, path):
+    run, limit = given
+    if said := _refusal(asked, run):
         return said
     try:
         most = parse_bytes(limit)
     except MemlabError as error:
         return str(error)
-    peak = _run_of(path).peak_reserved_bytes or 0
+    peak = max(run.counted(stage).nbytes for stage in run.stages)
     if most < peak:
         return hints["no_room"].format(given=format_bytes(peak))
     return hints["loose"].format(given=format_bytes(peak)) if most > LOOSE * peak else ""
 
 
 def _judge_request(asked: Exercise, given: Any) -> str:
-    """Return the hint for a script and a changed one, whose comparison has to fail."""
-    if not (is_a(given, tuple) and len(given) == 2):
+    """Return the hint for a run and that of a changed script, whose comparison has to fail."""
+    if not _is_pair(given):
         return asked.hints["not_two"].format(given=shown(given))
     if said := _refusal(asked, given[0]) or _refusal(asked, given[1]):
         return said
-    old, new = map(_run_of, given)
+    old, new = given
     if not compare(old, new).ok:
         return ""
-    same = Path(given[0]).read_text() == Path(given[1]).read_text()
-    return asked.hints["unchanged" if same else "passes"]
+    return asked.hints["unchanged" if compare(new, old).ok else "smaller"]
 
 
 EXERCISES = [
@@ -179,19 +169,19 @@ EXERCISES = [
         mistakes={
             "loose": lambda: (_good(), "8 GiB"),
             "no_room": lambda: (_good(), "100 MiB"),
-            "no_script": always(("nowhere.py", "1 GiB")),
-            "not_two": always("train.py"),
+            "no_run": always(("train.py", "1 GiB")),
+            "not_two": always("210 MiB"),
         },
         judge=_judge_limit,
     ),
     Exercise(
         number="16.2",
-        reference=lambda: (_good(), _but_for("worse", "batch_size=1024", "batch_size=4096")),
+        reference=lambda: (_good(), _good(4096)),
         mistakes={
-            "passes": lambda: (_good(), _but_for("same", "mean loss", "mean")),
             "unchanged": lambda: (_good(), _good()),
-            "not_two": lambda: _good(),
-            "no_script": lambda: (_good(), "nowhere.py"),
+            "smaller": lambda: (_good(4096), _good()),
+            "not_two": _good,
+            "no_run": lambda: (_good(), "changed.py"),
         },
         judge=_judge_request,
     ),

@@ -47,8 +47,12 @@ class MustFit:
         )
         if found.outcome is not Outcome.OK:
             return f"this step cannot be predicted: {found.message}"
-        if found.fits:
-            ratio = (found.step_seconds or 0) / self.fastest() if self.fastest else 0
+        if found.fits and self.fastest is None:
+            return ""
+        if found.fits and self.fastest is not None:
+            if found.step_seconds is None:
+                return "it fits, and no time is predicted for it, so it cannot be compared"
+            ratio = found.step_seconds / self.fastest()
             return hints["slower"].format(given=f"{ratio:.2f}") if ratio > SLACK else ""
         if given == self.start:
             return hints["not_moved"]

@@ -92,8 +92,19 @@ class Picture(Figure):
         self.width, self.height = (float(side) for side in self.get_size_inches() * POINTS)
         self.from_points = Affine2D().scale(1 / POINTS) + self.dpi_scale_trans
 
-    def _repr_png_(self) -> bytes:
-        return to_png(self)
+    @property
+    def alt(self) -> str:
+        """All that is written in the picture but the ticks, row by row: its alternative text."""
+        rows: dict[float, list[Text]] = {}
+        for text in self.texts:
+            rows.setdefault(-round(text.get_position()[1]), []).append(text)
+        said = [sorted(rows[y], key=lambda text: text.get_position()) for y in sorted(rows)]
+        said += [[text] for axes in self.axes for text in axes.texts]
+        words = (" ".join(" ".join(text.get_text() for text in row).split()) for row in said)
+        return "; ".join(filter(None, words))
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, str]]:
+        return to_png(self), {"alt": self.alt}
 
     def place(self, artist: Artist) -> None:
         """Draw an artist whose places are in points."""

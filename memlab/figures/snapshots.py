@@ -1,12 +1,14 @@
-"""Pictures of memory snapshots, public as `plots.snapshot_*`.
+"""Pictures of memory snapshots, public as `plots.snapshot_*`, and of a replay: `plots.replay`.
 
-They draw what `open_snapshot` and `Snapshot.compare` found and compute no memory of their own.
+They draw what `open_snapshot`, `Snapshot.compare` and `replay_allocations` found and compute no
+memory of their own.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -26,6 +28,7 @@ from memlab.figures.look import (
     byte_axis,
     data_axes,
     inches,
+    name_ticks,
     placeholder,
     shorten,
     write,
@@ -43,12 +46,14 @@ from memlab.figures.timeline import (
     mark_spans,
     memory_axes,
     stairs,
+    step_axes,
     stroke,
     thin,
 )
 from memlab.integrations.snapshot import Snapshot, SnapshotTimeline
 from memlab.integrations.snapshot_blocks import BELOW, SKIPPED_STEPS, UNKNOWN, RunPhase
 from memlab.integrations.snapshot_comparison import SnapshotComparison, signed
+from memlab.memory.hygiene import Moment
 from memlab.trace import PHASES, Category, Phase
 
 # From bottom to top. What is unknown has the grey of no category.
@@ -300,4 +305,44 @@ def snapshot_comparison(comparison: SnapshotComparison, *, size: Size = (9.0, 3.
     said = f"the largest difference: {first.name}" if first else "nothing differs"
     at = int(higher.argmax()) / len(higher)
     mark_peak(axes, at, y, [f"peak {format_bytes(y)}, {said}"])
+    return figure
+
+
+# `replay`: what the caching allocator holds after each line of a story.
+
+HELD = {
+    "allocated": ("allocated_bytes", CATEGORY_COLORS[Category.PARAMETERS]),
+    "free, cannot be given back": ("non_releasable_bytes", CATEGORY_COLORS[Category.ACTIVATIONS]),
+    "free, empty_cache() gives it back": ("releasable_bytes", GRID),
+}  # bottom to top; together they are what is reserved
+
+
+@checked(size=inches)
+def replay(moments: Sequence[Moment], *, size: Size = (9.0, 2.8)) -> Figure:
+    """Return what PyTorch's allocator holds after each line of a story, stacked up to the reserved.
+
+    Args:
+        moments: what `memlab.replay_allocations` returned.
+        size: in inches.
+
+    >>> import memlab
+    >>> moments = memlab.replay_allocations(["a = 30 MiB", "b = 12 MiB", "del a"])
+    >>> memlab.plots.replay(moments).axes[0].get_ylim()[1] >= moments[-1].reserved_bytes
+    True
+    """
+    if not moments:
+        return placeholder("A story without lines: nothing is allocated.", size=size)
+    figure, reserved = Picture(size), [moment.reserved_bytes for moment in moments]
+    axes, unit = step_axes(figure, "replay", (36.0, 44.0, 12.0, 26.0), 1.12 * max(*reserved, 1))
+    held = np.array([[getattr(moment, field) for field, _ in HELD.values()] for moment in moments])
+    draw_areas(axes, np.arange(len(moments)) / len(moments), held, [
+        (color, name) for name, (_, color) in HELD.items()
+    ])  # fmt: skip
+    room = box_points(axes)[2] / len(moments)
+    places = [(place + 0.5) / len(moments) for place in range(len(moments))]
+    name_ticks(axes, "x", places, [shorten(moment.line, room) for moment in moments])
+    figure.swatches([(color, name) for name, (_, color) in HELD.items()], 8, line=12)
+    ends = moments[-1].allocated_bytes, reserved[-1]
+    said = "{} allocated, {} reserved".format(*map(format_bytes, ends))
+    figure.head(f"{unit} after each line of the story, replayed; at the end {said}", left=4)
     return figure

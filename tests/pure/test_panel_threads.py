@@ -2,7 +2,8 @@
 
 import threading
 
-from memlab._panel import job
+from memlab._panel import job, panel_state
+from memlab.runtime import isolation
 from tests.panel_parts import PATIENCE_SECONDS, until
 
 
@@ -51,3 +52,19 @@ def test_latest_drops_what_is_not_newest():
     assert latest.wait(PATIENCE_SECONDS)
     assert seen == [0, 9]
     latest.close()
+
+
+def test_a_thread_sends_nothing_once_its_kernel_ends(monkeypatch):
+    sent = []
+    made = panel_state.PanelState(lambda message: None)
+    monkeypatch.setattr(made.comm, "send", lambda **message: sent.append(message))
+    made.tell(job={"text": "building"})
+    made.send_csv("a,b")
+    assert len(sent) == 2
+    monkeypatch.setattr(isolation, "leaving", threading.Event())
+    isolation.leaving.set()
+    made.tell(job={"text": "predicting"})
+    made.send_csv("a,b")
+    with made.together():
+        made.tell(job={"text": "measuring"})
+    assert len(sent) == 2

@@ -124,6 +124,7 @@ def test_a_notebook_keeps_what_a_page_without_a_kernel_can_show(tmp_path):
         cell("panel", [widget, {"text/html": "shown"}]),
         cell("chapter.check('1.1', ...)", [{"text/plain": "right"}]),
     ]
+    cells[2]["outputs"][1]["metadata"] = {"image/png": {"alt": "peak 36.6 MiB"}}
     source, copy = tmp_path / "a.ipynb", tmp_path / "copy" / "a.ipynb"
     source.write_text(json.dumps({"metadata": {"widgets": {}}, "cells": cells}))
     pages._copy_notebook(source, copy)
@@ -131,5 +132,6 @@ def test_a_notebook_keeps_what_a_page_without_a_kernel_can_show(tmp_path):
     assert made["metadata"] == {}
     assert "of/this/machine" not in copy.read_text()
     assert [cell["metadata"]["tags"] for cell in made["cells"]] == [["hide-input"], [], []]
-    outputs = [cell["outputs"] for cell in made["cells"]]
-    assert outputs == [[], [{"data": {"text/html": "shown"}}], []]
+    said = [output["data"] for cell in made["cells"] for output in cell["outputs"]]
+    assert said == [{"text/html": "shown"}]
+    assert made["cells"][1]["metadata"]["mystnb"] == {"image": {"alt": "peak 36.6 MiB"}}

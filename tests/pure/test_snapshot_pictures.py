@@ -109,3 +109,22 @@ def test_every_picture_has_any_size(leaking, draw, size):
 def test_what_is_no_snapshot_is_refused(draw):
     with pytest.raises(memlab.MemlabError, match=r"memlab\.open_snapshot"):
         draw("snapshot.pickle")
+
+
+def test_a_replay_stacks_up_to_what_is_reserved_and_says_its_end():
+    moments = memlab.replay_allocations(["a = 1.1 GiB", "del a", "b = 12 MiB"])
+    axes = axes_of(figure := plots.replay(moments), "replay")
+    tops = {p.get_label(): p.get_xy() for p in axes.patches if isinstance(p, Polygon)}
+    assert max(corners[:, 1].max() for corners in tops.values()) == moments[-1].reserved_bytes
+    lost = tops["free, cannot be given back"]
+    at_end = lost[lost[:, 0] > 0.99]
+    assert at_end[:, 1].max() == moments[-1].allocated_bytes + moments[-1].non_releasable_bytes
+    assert "12.0 MiB allocated, 1.10 GiB reserved" in said(figure)
+    assert [label.get_text() for label in axes.get_xticklabels()] == [m.line for m in moments]
+    assert "without lines" in said(plots.replay([]))
+
+
+def test_a_picture_in_a_cell_says_in_words_what_is_written_in_it():
+    png, metadata = plots.replay(memlab.replay_allocations(["a = 3 MiB"]))._repr_png_()
+    assert png.startswith(b"\x89PNG")
+    assert metadata["alt"].startswith("MiB after each line of the story, replayed; at the end 3.00")

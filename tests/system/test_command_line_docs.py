@@ -1,4 +1,4 @@
-"""docs/command_line.md: its GitHub Action runs here, step by step, and what it says is so."""
+"""docs/command_line.md and ci.md: the GitHub Action runs here, and what is said of it is so."""
 
 import os
 import re
@@ -14,7 +14,8 @@ from memlab.store.compare import MEMORY_TOLERANCE, TIME_TOLERANCE
 from tests import ROOT
 
 PAGE = (ROOT / "docs" / "command_line.md").read_text()
-ACTION = yaml.safe_load(re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[1])
+CI = (ROOT / "docs" / "ci.md").read_text()
+ACTION = yaml.safe_load(re.search(r"```yaml\n(.*?)```", CI, re.DOTALL)[1])
 NOT_HERE = "Install"  # a runner installs, and this machine has it all
 TRAIN = """
 import torch

@@ -134,7 +134,7 @@ def test_a_workflow_may_do_little_ends_and_runs_what_make_knows(file):
     assert workflow["concurrency"]
     assert all(job.get("timeout-minutes", "uses" in job) for job in workflow["jobs"].values())
     for used in re.findall(r"uses: (\S+)", text):
-        assert re.search(r"@(v|release/v)\d+$", used) or used.startswith("./"), used
+        assert re.search(r"@(v|release/v)\d+$", used) or used.startswith(("./", "docker://")), used
     for target in re.findall(r"run: make (\S+)", text):
         assert make("-n", target).returncode == 0, target
 
