@@ -126,13 +126,13 @@ def _copy_notebook(path: Path, place: Path) -> None:
     for cell in notebook["cells"]:
         if cell["metadata"].get("jupyter", {}).get("source_hidden"):
             _tags(cell).append("hide-input")
-        for output in cell.get("outputs", []):
-            if alt := output.get("metadata", {}).get("image/png", {}).get("alt"):
-                cell["metadata"]["mystnb"] = {"image": {"alt": alt}}
         if "outputs" in cell:
             is_blank = BLANK in "".join(cell["source"])
             outputs = [o for o in cell["outputs"] if WIDGET not in o.get("data", {})]
             cell["outputs"] = [] if is_blank else outputs
+            said = [o.get("metadata", {}).get("image/png", {}).get("alt") for o in cell["outputs"]]
+            if alt := ". ".join(filter(None, said)):
+                cell["metadata"]["mystnb"] = {"image": {"alt": alt}}
     place.write_text(json.dumps(notebook), encoding="utf-8")
 
 

@@ -129,9 +129,9 @@ def _has_fraction(value: Any) -> bool:
 
 def _changes(known: dict[str, Any], found: dict[str, Any]) -> str:
     """Return what is another than it was, in words; "" for nothing."""
-    said = [f"{name}: {known['numbers'].get(name)} -> {found['numbers'].get(name)}"
-            for name in {**known["numbers"], **found["numbers"]}
-            if known["numbers"].get(name) != found["numbers"].get(name)]  # fmt: skip
+    before, now = known.get("numbers", {}), found["numbers"]
+    said = [f"{name}: {before.get(name)} -> {now.get(name)}"
+            for name in {**before, **now} if before.get(name) != now.get(name)]  # fmt: skip
     if known["results"] or found["results"]:
         old, new = ([memlab.StepResult.from_dict(row) for row in side["results"]]
                     for side in (known, found))  # fmt: skip

@@ -103,12 +103,12 @@ class Guess:
         return self.said
 
     def on(self, figure: Any) -> Any:
-        """Draw the guess into a picture of bytes over time, and return the picture.
+        """Draw the guess into a picture of bytes, and return the picture.
 
         Args:
-            figure: of `memlab.plots.timeline`, whose first axes have bytes upwards.
+            figure: such as `memlab.plots.timeline` returns, whose first axes have bytes upwards.
         """
-        if self.nbytes is not None:
+        if self.nbytes is not None and figure.axes:  # a picture may only say something
             axes = figure.axes[0]
             near = axes.get_yticklabels()[0]  # in whose colour and size it is written
             color, size = near.get_color(), near.get_size()

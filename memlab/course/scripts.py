@@ -143,7 +143,7 @@ def _judge_limit(asked: Exercise, given: Any) -> str:
         most = parse_bytes(limit)
     except MemlabError as error:
         return str(error)
-    peak = max(run.counted(stage).nbytes for stage in run.stages)
+    peak = max((run.counted(stage).nbytes for stage in run.stages), default=0)
     if most < peak:
         return hints["no_room"].format(given=format_bytes(peak))
     return hints["loose"].format(given=format_bytes(peak)) if most > LOOSE * peak else ""
@@ -156,9 +156,11 @@ def _judge_request(asked: Exercise, given: Any) -> str:
     if said := _refusal(asked, given[0]) or _refusal(asked, given[1]):
         return said
     old, new = given
+    if old.device != new.device:
+        return asked.hints["other_card"].format(given=f"{old.device} and {new.device}")
     if not compare(old, new).ok:
         return ""
-    return asked.hints["unchanged" if compare(new, old).ok else "smaller"]
+    return asked.hints["smaller" if compare(new, old).worse else "unchanged"]
 
 
 EXERCISES = [

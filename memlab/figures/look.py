@@ -100,7 +100,7 @@ class Picture(Figure):
             rows.setdefault(-round(text.get_position()[1]), []).append(text)
         said = [sorted(rows[y], key=lambda text: text.get_position()) for y in sorted(rows)]
         said += [[text] for axes in self.axes for text in axes.texts]
-        words = (" ".join(" ".join(text.get_text() for text in row).split()) for row in said)
+        words = (", ".join(" ".join(text.get_text().split()) for text in row) for row in said)
         return "; ".join(filter(None, words))
 
     def _repr_png_(self) -> tuple[bytes, dict[str, str]]:

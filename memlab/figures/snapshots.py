@@ -4,6 +4,7 @@ They draw what `open_snapshot`, `Snapshot.compare` and `replay_allocations` foun
 memory of their own.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -315,6 +316,7 @@ HELD = {
     "free, cannot be given back": ("non_releasable_bytes", CATEGORY_COLORS[Category.ACTIVATIONS]),
     "free, empty_cache() gives it back": ("releasable_bytes", GRID),
 }  # bottom to top; together they are what is reserved
+LEAST_TICK = 84.0  # points, for a line of the story
 
 
 @checked(size=inches)
@@ -338,11 +340,12 @@ def replay(moments: Sequence[Moment], *, size: Size = (9.0, 2.8)) -> Figure:
     draw_areas(axes, np.arange(len(moments)) / len(moments), held, [
         (color, name) for name, (_, color) in HELD.items()
     ])  # fmt: skip
-    room = box_points(axes)[2] / len(moments)
-    places = [(place + 0.5) / len(moments) for place in range(len(moments))]
-    name_ticks(axes, "x", places, [shorten(moment.line, room) for moment in moments])
+    every = math.ceil(LEAST_TICK * len(moments) / box_points(axes)[2])  # that has the room is named
+    room = every * box_points(axes)[2] / len(moments)
+    places = [(place + 0.5) / len(moments) for place in range(0, len(moments), every)]
+    name_ticks(axes, "x", places, [shorten(moment.line, room) for moment in moments[::every]])
     figure.swatches([(color, name) for name, (_, color) in HELD.items()], 8, line=12)
-    ends = moments[-1].allocated_bytes, reserved[-1]
-    said = "{} allocated, {} reserved".format(*map(format_bytes, ends))
-    figure.head(f"{unit} after each line of the story, replayed; at the end {said}", left=4)
+    ends = moments[-1].allocated_bytes, reserved[-1], moments[-1].non_releasable_bytes
+    said = "{} allocated, {} reserved, {} of it stuck".format(*map(format_bytes, ends))
+    figure.head(f"{unit} after each line, replayed; at the end {said}", left=4)
     return figure

@@ -1,7 +1,7 @@
 """`compare`: what changed in bytes and time between two results, two sets of them, or two runs."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -367,7 +367,8 @@ class LineChange:
 class RunChanges(CostChanges):
     """What changed between two runs: in each stage, at the peak, and in what is wrong.
 
-    Lines are matched by their file's name and by what stands in them, since their numbers move.
+    Lines are matched by what stands in them, since their numbers move, and by the name of their
+    file, but for the script itself, which may be a copy of another name.
 
     Attributes:
         old: the run then.
@@ -385,12 +386,12 @@ class RunChanges(CostChanges):
     @property
     def new_faults(self) -> tuple[ScriptFault, ...]:
         """What is wrong in the new run alone."""
-        return _without(self.new.faults, self.old.faults)
+        return _without(self.new, self.old)
 
     @property
     def gone_faults(self) -> tuple[ScriptFault, ...]:
         """What was wrong in the old run alone."""
-        return _without(self.old.faults, self.new.faults)
+        return _without(self.old, self.new)
 
     @property
     def categories(self) -> dict[str, tuple[int, int]]:
@@ -479,22 +480,22 @@ def _by_line(run: RunResult) -> dict[tuple[str, ...], list[LineHolding]]:
     """Return what holds the peak of a run by what a line is known by in another run."""
     found: dict[tuple[str, ...], list[LineHolding]] = {}
     for held in run.lines:
-        found.setdefault((*_known_by(held), held.category), []).append(held)
+        found.setdefault((*_known_by(held, run), held.category), []).append(held)
     return found
 
 
-def _known_by(place: LineHolding | ScriptFault) -> tuple[str, str]:
-    return Path(place.file).name, place.text or str(place.line)
+def _known_by(place: LineHolding | ScriptFault, run: RunResult) -> tuple[str, str]:
+    file = Path(place.file).name
+    is_own = file == run.workload_name  # a changed script may have another name
+    return "" if is_own else file, place.text or str(place.line)
 
 
-def _without(
-    faults: Iterable[ScriptFault], others: Iterable[ScriptFault]
-) -> tuple[ScriptFault, ...]:
-    """Return the faults that are not among the others."""
-    there = Counter((other.kind, *_known_by(other)) for other in others)
+def _without(run: RunResult, other: RunResult) -> tuple[ScriptFault, ...]:
+    """Return the faults of a run that the other one has not."""
+    there = Counter((fault.kind, *_known_by(fault, other)) for fault in other.faults)
     found = []
-    for fault in faults:
-        key = (fault.kind, *_known_by(fault))
+    for fault in run.faults:
+        key = (fault.kind, *_known_by(fault, run))
         there[key] -= 1
         if there[key] < 0:
             found.append(fault)

@@ -341,6 +341,9 @@ def test_lines_are_the_same_where_the_same_stands_in_them():
     other = dataclasses.replace(moved[1], text="loss = g(x)")
     gone, came = sorted(changed(lines=(moved[0], other)).lines, key=lambda each: each.new_bytes)
     assert (gone.new_bytes, came.old_bytes) == (0, 0)
+    renamed = [dataclasses.replace(held, file="/here/changed.py") for held in moved]
+    assert changed(workload_name="changed.py", lines=tuple(renamed)).lines == ()
+    assert len(changed(lines=tuple(renamed)).lines) == 4, "lines of a file that is no script"
 
 
 def test_what_is_newly_wrong_is_no_success_and_what_moved_is_not_new():

@@ -119,12 +119,18 @@ def test_a_replay_stacks_up_to_what_is_reserved_and_says_its_end():
     lost = tops["free, cannot be given back"]
     at_end = lost[lost[:, 0] > 0.99]
     assert at_end[:, 1].max() == moments[-1].allocated_bytes + moments[-1].non_releasable_bytes
-    assert "12.0 MiB allocated, 1.10 GiB reserved" in said(figure)
+    assert "12.0 MiB allocated, 1.10 GiB reserved, 1.09 GiB of it stuck" in said(figure)
     assert [label.get_text() for label in axes.get_xticklabels()] == [m.line for m in moments]
-    assert "without lines" in said(plots.replay([]))
+    long = plots.replay(memlab.replay_allocations([f"x{n} = 12 MiB" for n in range(60)]))
+    names = [label.get_text() for label in axes_of(long, "replay").get_xticklabels()]
+    assert len(names) < 20
+    assert all("…" not in name for name in names)
+    nothing = plots.replay([])
+    assert "without lines" in said(nothing)
+    assert memlab.course.chapter(4).guess("end", 3).on(nothing) is nothing
 
 
 def test_a_picture_in_a_cell_says_in_words_what_is_written_in_it():
     png, metadata = plots.replay(memlab.replay_allocations(["a = 3 MiB"]))._repr_png_()
     assert png.startswith(b"\x89PNG")
-    assert metadata["alt"].startswith("MiB after each line of the story, replayed; at the end 3.00")
+    assert metadata["alt"].startswith("MiB after each line, replayed; at the end 3.00")
