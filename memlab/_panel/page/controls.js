@@ -1,6 +1,6 @@
 /** Native controls with the line that says what a value means. */
 
-import { html, useState } from "./vendor/preact.js";
+import { html, useEffect, useState } from "./vendor/preact.js";
 import { SYMBOLS } from "./verdict.js";
 
 /**
@@ -106,6 +106,25 @@ export function NumberBox({ id, value, onValue, inWords, parse, allowed, takesTe
     value=${draft === null || meant !== value ? inWords(value) : draft}
     onInput=${type}
     onBlur=${leave}
+  />`;
+}
+
+/**
+ * A box of text that counts once it is left, and keeps what is typed whatever is drawn meanwhile.
+ *
+ * @param {{value: string, onValue: (text: string) => void, box?: {current: HTMLInputElement | null}} & Record<string, any>} props
+ */
+export function TextBox({ value, onValue, box, ...rest }) {
+  const [draft, setDraft] = useState(/** @type {string | null} */ (null)); // while it is typed
+  useEffect(() => setDraft(null), [value]);
+  return html`<input
+    ...${rest}
+    ref=${box}
+    class="ml-box"
+    type="text"
+    value=${draft ?? value}
+    onInput=${(/** @type {Event} */ event) => setDraft(valueOf(event))}
+    onChange=${(/** @type {Event} */ event) => onValue(valueOf(event).trim())}
   />`;
 }
 

@@ -6,7 +6,7 @@
  */
 
 import { lineOf } from "./answer.js";
-import { Button, LineText, Select, Toggle, useId, valueOf } from "./controls.js";
+import { Button, LineText, Select, TextBox, Toggle, useId, valueOf } from "./controls.js";
 import { html, useEffect, useRef, useState } from "./vendor/preact.js";
 import { formatBytes } from "./words.js";
 
@@ -104,15 +104,12 @@ function Device({ source: { store, catalog } }) {
       isOther &&
       html`<span class="ml-field" title="the memory of the card, such as 24 GiB">
         <label for=${id}>Memory</label>
-        <input
-          ref=${box}
+        <${TextBox}
+          box=${box}
           id=${id}
-          class="ml-box"
-          type="text"
           placeholder="24 GiB"
           value=${isListed || device === OTHER ? "" : device}
-          onChange=${(/** @type {Event} */ event) =>
-            valueOf(event).trim() && store.move({ device: valueOf(event).trim() })}
+          onValue=${(/** @type {string} */ text) => text && store.move({ device: text })}
         />
       </span>`
     }`;

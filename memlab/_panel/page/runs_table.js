@@ -8,7 +8,7 @@
  */
 
 import { NOTHING, compare } from "./compared.js";
-import { Button, Said, Select, Switch, valueOf } from "./controls.js";
+import { Button, Said, Select, Switch, TextBox, valueOf } from "./controls.js";
 import { saveText } from "./picture.js";
 import { RunsChart } from "./runs_chart.js";
 import { ORDERS, shownRows } from "./runs_order.js";
@@ -145,13 +145,11 @@ function Acts({ source, row }) {
     </button>
     ${
       isPinned &&
-      html`<input
-        class="ml-box"
-        type="text"
+      html`<${TextBox}
         placeholder="name"
         aria-label=${`name of run ${number}`}
         value=${name}
-        onChange=${(/** @type {Event} */ event) => pin(valueOf(event).trim())}
+        onValue=${pin}
       />`
     }
   </span>`;

@@ -270,6 +270,9 @@ def test_a_card_that_is_not_here_is_predicted_and_kept(page, panel):
     device.select_option("other")
     memory = panel.get_by_label("Memory", exact=True)
     memory.fill("12 GiB")
+    in_kernel(page, "panel.keep(batch_size=16).outcome")  # what is drawn meanwhile
+    wait_for(lambda: num_rows(panel) == 2)
+    assert memory.input_value() == "12 GiB", "it is still what was typed"
     memory.press("Tab")
     wait_for(lambda: in_kernel(page, "panel.prediction is not None and panel.prediction.device")
              == "12GiB")  # fmt: skip
