@@ -79,7 +79,8 @@ class Checked:
         return self.verdict == RIGHT
 
     def __repr__(self) -> str:
-        return f"{self.number}: {self.verdict}" + (f": {self.said}." if self.said else ".")
+        said = self.said.removesuffix(".")  # as messages of errors end
+        return f"{self.number}: {self.verdict}" + (f": {said}." if said else ".")
 
     def _repr_markdown_(self) -> str:
         number, said = repr(self).split(": ", 1)

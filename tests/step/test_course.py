@@ -1,6 +1,7 @@
 """The course grades answers: right ones, blanks, and each known mistake by a hint of its own."""
 
 import ast
+import dataclasses
 import json
 import re
 
@@ -18,6 +19,7 @@ from memlab.course import chapters, limits, operators, recomputing, updates
 from memlab.course.exercise import Exercise, texts
 from memlab.course.steps import BATCH, mlp, mlp_step
 from tests import ROOT
+from tests.store_parts import a_fault, a_script_run, a_stage
 
 NUMBERS = [each["number"] for each in texts()["chapter"]]
 EXERCISES = {name: each for n in NUMBERS for name, each in course.chapter(n).exercises.items()}
@@ -160,6 +162,27 @@ def test_ones_own_model_is_graded():
         compute_loss=mine.compute_loss,
     )  # fmt: skip
     assert "cannot be predicted yet" in opened.check("2.1", (broken, config, peak)).said
+
+
+@pytest.mark.parametrize("field", [{"sharding": "zero3", "world_size": 4}, {"batch_size": 32}])
+def test_another_training_is_no_faster_step(field):
+    found = of("14.1").check("14.1", StepConfig(**{"batch_size": 64, **field}))
+    assert "only accumulation_steps and memory_budget" in found.said
+
+
+def test_a_run_of_ones_own_is_graded_for_any_card():
+    opened, run = course.chapter(16), a_script_run()
+    peak = max(run.counted(stage).nbytes for stage in run.stages)
+    assert opened.check("16.1", (run, peak + 1)).is_right
+    assert "more than the limit" in opened.check("16.1", (run, peak - 1)).said
+    assert "pass" in opened.check("16.1", (dataclasses.replace(run, stages=()), 1)).said
+    worse = dataclasses.replace(run, stages=(a_stage("step", 99 * MIB), a_stage("evaluation")))
+    assert opened.check("16.2", (run, worse)).is_right
+    assert "takes less" in opened.check("16.2", (worse, run)).said
+    other = dataclasses.replace(worse, device="rtx-3050")
+    assert "t4 and rtx-3050" in opened.check("16.2", (run, other)).said
+    mended = a_script_run(faults=(a_fault(),)), run
+    assert "as before" in opened.check("16.2", mended).said
 
 
 def test_a_guess_is_drawn_and_none_changes_nothing():
