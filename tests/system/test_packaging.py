@@ -1,6 +1,7 @@
 """pyproject, the environment files, the Makefile and CI say the same thing."""
 
 import itertools
+import json
 import os
 import re
 import shutil
@@ -22,7 +23,6 @@ from tests import ROOT
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-CONDA_TORCH = {"environment.yml": "pytorch", "binder/environment.yml": "pytorch-cpu"}
 TARGETS = [
     "lab", "quick", "test", "test-all", "test-deps",
     "notebooks", "course", "lint", "bench", "docs", "docs-links", "picture", "clean",
@@ -40,41 +40,34 @@ def requirements(lines: list[str]) -> dict[str, SpecifierSet]:
     return found
 
 
-def conda_requirements(file: str) -> dict[str, SpecifierSet]:
-    lines = yaml.safe_load((ROOT / file).read_text())["dependencies"]
-    # what conda-forge does not have everywhere comes by pip
-    from_pip = next(line["pip"] for line in lines if isinstance(line, dict))
-    # conda writes python=3.12 where pip writes ==
-    texts = [re.sub(r"(?<![=<>!])=(?!=)", "==", line) for line in lines if isinstance(line, str)]
-    return requirements([*texts, *(line for line in from_pip if line != "-e .")])
-
-
 def pins() -> dict[str, str]:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     return dict(line.split("==") for line in lines if not line.startswith("#"))
 
 
-@pytest.mark.parametrize("file", CONDA_TORCH)
-def test_a_conda_environment_agrees_with_pyproject(file):
-    conda = conda_requirements(file)
-    python = conda.pop("python")
-    assert SpecifierSet(PROJECT["requires-python"]).contains(next(iter(python)).version)
-    del conda["pip"]
-    conda["torch"] = conda.pop(CONDA_TORCH[file])
-    assert conda == requirements(PROJECT["dependencies"] + EXTRAS["course"])
+@pytest.mark.parametrize("file", ["environment.yml", "binder/environment.yml"])
+def test_conda_brings_the_python_that_the_tested_set_is_for(file):
+    found = yaml.safe_load((ROOT / file).read_text())
+    assert found["channels"] == ["conda-forge"]
+    python, pip, *rest = found["dependencies"]
+    minor = re.search(r"Python (3\.\d+)", (ROOT / "constraints.txt").read_text())[1]
+    assert (python, pip) == (f"python={minor}", "pip")
+    assert rest in ([], [{"pip": ["-c constraints.txt", "-e .[course]"]}])
+    devcontainer = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    assert devcontainer["image"] == f"python:{minor}"
 
 
-def test_both_environments_come_from_conda_forge_alone():
-    for file in CONDA_TORCH:
-        assert yaml.safe_load((ROOT / file).read_text())["channels"] == ["conda-forge"]
+def test_binder_installs_the_course_as_it_is_tested():
+    text = (ROOT / "binder" / "postBuild").read_text()
+    assert "-c constraints.txt" in text
+    assert "-e '.[course]'" in text
 
 
-def test_the_broken_kernels_are_refused_everywhere():
-    for found in (requirements(PROJECT["dependencies"]), *map(conda_requirements, CONDA_TORCH)):
-        kernel = found["ipykernel"]
-        assert not kernel.contains("7.0.1")
-        assert kernel.contains("6.29.0")
-        assert kernel.contains("7.4.0")
+def test_the_broken_kernels_are_refused():
+    kernel = requirements(PROJECT["dependencies"])["ipykernel"]
+    assert not kernel.contains("7.0.1")
+    assert kernel.contains("6.29.0")
+    assert kernel.contains("7.4.0")
 
 
 def test_the_tested_set_covers_every_dependency_within_its_range():
