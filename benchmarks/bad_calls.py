@@ -261,6 +261,7 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         "plots.snapshot_timeline": opened, "plots.snapshot_peak": opened,
         "plots.snapshot_fragmentation": opened, "plots.snapshot_growth": opened,
         "plots.snapshot_comparison": {"comparison": compared},
+        "plots.replay": {"moments": memlab.replay_allocations(["a = 1 MiB"])},
         "Snapshot.compare": opened | step | {"device": "t4"},
         "to_frame": {"results": [result]}, "table": {"rows": [result]},
         "require_ok": {"results": [result]}, "StepConfig": {}, "LoadingConfig": {},

@@ -111,3 +111,15 @@ test("an estimate depends on all but what it moves", () => {
   assert.equal(familyKey({ precision: "fp32", accumulation_steps: 2 }), key, "in any order");
   assert.notEqual(familyKey({ ...SET, precision: "bf16" }), key);
 });
+
+test("what waits for one workload is not sent with the next", (context) => {
+  context.mock.timers.enable({ apis: ["setTimeout"] });
+  /** @type {any[]} */
+  const sent = [];
+  const outbox = new Outbox((changes) => sent.push(changes), 80, 200);
+  outbox.add({ sample_size: 0 });
+  outbox.add({ sample_size: 128 });
+  outbox.add({ workload: "vit-digits" });
+  context.mock.timers.tick(80);
+  assert.deepEqual(sent, [{ sample_size: 0 }, { sample_size: 128 }, { workload: "vit-digits" }]);
+});

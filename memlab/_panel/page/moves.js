@@ -77,6 +77,7 @@ export class Outbox {
 
   /** @param {Fields} changes */
   add(changes) {
+    if ("workload" in changes) this.flush(); // what waits is of the workload before it
     Object.assign(this.waiting, changes);
     if (this.rest === undefined) this.flush();
     else this.wait();
