@@ -230,3 +230,20 @@ test("a kernel that has died is said, and one that does not answer", (context) =
   assert.equal(new Kernel(modelOf(), dead).trouble, "gone", "when a tab is opened again");
   kernel.close();
 });
+
+test("a recording that has not come is asked for again, until the panel is closed", (context) => {
+  context.mock.timers.enable({ apis: ["setTimeout"] });
+  const model = modelOf();
+  const kernel = new Kernel(model, el);
+  const asked = () => model.sent.filter(({ type }) => type === "need").map(({ steps }) => steps);
+  kernel.recorded.set(4, /** @type {any} */ ({}));
+  context.mock.timers.tick(10_000);
+  assert.deepEqual(asked(), [[4, 5], [5]]);
+  kernel.recorded.set(5, /** @type {any} */ ({}));
+  context.mock.timers.tick(20_000);
+  assert.equal(asked().length, 2, "all have come");
+  model.set("answer", { ...model.state.answer, steps: [6] });
+  kernel.close();
+  context.mock.timers.tick(60_000);
+  assert.deepEqual(asked(), [[4, 5], [5], [6]]);
+});

@@ -174,6 +174,7 @@ export class Kernel {
     this.outbox.flush();
     this.outbox.clear();
     clearTimeout(this.silence);
+    clearTimeout(this.again);
     this.tell({ type: "open", by: this.id, panes: [] });
     for (const [name, act] of this.handlers) this.model.off(name, act);
   }
@@ -338,7 +339,16 @@ export class Kernel {
     };
     if (lacking.steps.length || lacking.runs.length) {
       this.tell({ type: "need", ...lacking, csv: false });
+      clearTimeout(this.again);
+      this.again = setTimeout(() => this.askAgain(), ASK_AGAIN_MS);
     }
+  }
+  again = /** @type {any} */ (undefined);
+
+  /** Asks for what has not come, since a message can be lost. */
+  askAgain() {
+    this.wanted.clear();
+    if (this.trouble !== "gone") this.need();
   }
 
   /** @param {any} content @param {DataView[]} buffers */
