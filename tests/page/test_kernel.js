@@ -78,6 +78,23 @@ test("a press of Run takes with it what the kernel does not know", () => {
   kernel.close();
 });
 
+test("a press of Run does not take the sizes of the workload before to the next", () => {
+  const model = modelOf();
+  const kernel = new Kernel(model, el);
+  const by = kernel.id;
+  model.sent.length = 0;
+  kernel.store.move({ batch_size: 16 });
+  kernel.store.move({ workload: "lstm" });
+  kernel.store.move({ memory_budget: 0.5 });
+  kernel.tell({ type: "run" });
+  assert.deepEqual(model.sent, [
+    { type: "set", by, move: 1, fields: { batch_size: 16 } },
+    { type: "set", by, move: 2, fields: { workload: "lstm" } },
+    { type: "run", by, move: 3, fields: { workload: "lstm", memory_budget: 0.5 } },
+  ]);
+  kernel.close();
+});
+
 test("what is asked of the settings on screen is asked of those that a hand has just set", () => {
   for (const type of ["fit", "use", "compareBase"]) {
     const model = modelOf();

@@ -257,7 +257,7 @@ export class Kernel {
     if (message.type === "open") this.opened = message.panes;
     const takesAll = OF_SETTINGS.includes(message.type);
     if (takesAll) this.outbox.clear();
-    const fields = takesAll ? { ...this.stamp(), fields: this.moves.unconfirmed() } : {};
+    const fields = takesAll ? { ...this.stamp(), fields: this.moves.ofWorkload() } : {};
     try {
       this.model.send({ ...message, ...fields });
     } catch {

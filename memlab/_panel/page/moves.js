@@ -52,6 +52,13 @@ export class Moves {
   unconfirmed() {
     return Object.fromEntries([...this.open].map(([name, { value }]) => [name, value]));
   }
+
+  /** Of these what is of the workload that is chosen: what came before it was sent before it. */
+  ofWorkload() {
+    const from = this.open.get("workload")?.move ?? 0;
+    const changes = [...this.open].filter(([, { move }]) => move >= from);
+    return Object.fromEntries(changes.map(([name, { value }]) => [name, value]));
+  }
 }
 
 /**
