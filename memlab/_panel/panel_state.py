@@ -80,15 +80,22 @@ class PanelState(anywidget.AnyWidget):
         """Send traits, unless the kernel is ending: see `send`."""
         if not isolation.leaving.is_set():
             super().send_state(key)
+            self._listen()
 
     def send(self, content: Message, buffers: Any = None) -> None:
-        """Send a message, unless the kernel is ending.
-
-        The thread of ipykernel that alone may use its socket ends first, and threads that send
-        then would write their messages into one another.
-        """
+        """Send a message, unless the kernel is ending, when it would be lost, or spoil others."""
         if not isolation.leaving.is_set():
             super().send(content, buffers)
+            self._listen()
+
+    def _listen(self) -> None:
+        """Have ipykernel hear the page by whatever subshell it speaks.
+
+        ipykernel 7 notes by which subshell came what a sent message answers, and leads all that
+        the page says there, though it may have ended: that by which JupyterLab asks for widgets
+        ends when a tab has opened. A thread of the panel answers whatever came last.
+        """
+        getattr(self.comm, "__dict__", {}).pop("_reply_subshell_id", None)
 
     def send_file(self, kind: str, number: int, file: bytes) -> None:
         """Send the file of a "step" or of a "run"."""

@@ -32,6 +32,7 @@ from memlab.errors import ConfigError
 from memlab.prediction.plans import known_frontier
 from memlab.prediction.step_file import packed
 from memlab.result import Outcome, Source, StepResult, outcome_checked
+from memlab.runtime import isolation
 from memlab.techniques import every
 from memlab.techniques.every import CONTROLS
 
@@ -316,8 +317,11 @@ class Still:
         """Renew the output at once, for code after which the kernel may end."""
         with self._page.guarded():
             key = self._key
-            if self._output is not None and self._result is not None and key != self._shown:
-                self._output.update({**self._plain, "text/html": self.html()}, raw=True)
+            if self._output is None or self._result is None or key == self._shown:
+                return
+            bundle = {**self._plain, "text/html": self.html()}
+            if not isolation.leaving.is_set():  # else it would be lost, or spoil other messages
+                self._output.update(bundle, raw=True)
                 self._shown = key
 
     def _renew_after_rest(self, _: object) -> None:

@@ -333,13 +333,27 @@ if hasattr(os, "register_at_fork"):
 leaving = threading.Event()
 
 
+def _leave() -> None:
+    """Have threads send nothing any more, and wait until what they have sent is on its way.
+
+    A kernel ends piece by piece while threads go on. Once pyzmq's collector has ended, a message
+    with a large part fails in its middle, and spoils the one that is sent after it.
+    """
+    leaving.set()
+    with contextlib.suppress(Exception):  # there is none, or it is closed
+        sys.stdout.flush()  # that of ipykernel waits for the thread that sends
+
+
 @atexit.register
 def _stop() -> None:
-    leaving.set()
     spare.end()
     for lane in (measuring, predicting):
         if lane.worker is not None:
             lane.worker.kill()
+
+
+# Python calls these before all that `atexit` calls
+getattr(threading, "_register_atexit", atexit.register)(_leave)
 
 
 def _folder() -> str:

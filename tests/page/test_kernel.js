@@ -32,6 +32,9 @@ function modelOf(traits = {}) {
       void (handlers[name] ??= []).push(act),
     off: (/** @type {string} */ name) => void (handlers[name] = []),
     send: (/** @type {any} */ message) => void sent.push(message),
+    /** As ipywidgets says it, with the view as `this`. */
+    fireLive: (/** @type {boolean} */ isLive) =>
+      handlers["comm_live_update"].forEach((act) => act.call({ model: { comm_live: isLive } })),
     set(/** @type {string} */ name, /** @type {any} */ value) {
       state[name] = value;
       fire(`change:${name}`);
@@ -263,4 +266,72 @@ test("a recording that has not come is asked for again, until the panel is close
   kernel.close();
   context.mock.timers.tick(60_000);
   assert.deepEqual(asked(), [[4, 5], [5], [6]]);
+});
+
+test("what was lost while no kernel heard is told and asked once one does", (context) => {
+  context.mock.timers.enable({ apis: ["setTimeout"] });
+  const model = modelOf();
+  const kernel = new Kernel(model, /** @type {any} */ ({ closest: () => ({}) }));
+  const by = kernel.id;
+  assert.equal(kernel.trouble, "gone");
+  kernel.store.move({ batch_size: 16 });
+  context.mock.timers.tick(30_000);
+  model.sent.length = 0;
+  model.fireLive(true);
+  assert.equal(kernel.trouble, "");
+  assert.deepEqual(model.sent, [
+    { type: "open", by, panes: [] },
+    { type: "set", by, move: 2, fields: { batch_size: 16 } },
+    { type: "need", steps: [4, 5], runs: [], csv: false },
+  ]);
+  model.fireLive(true);
+  assert.equal(model.sent.length, 3, "nothing was lost meanwhile");
+  kernel.close();
+});
+
+test("what has not come is asked for again, though no kernel heard for a while", (context) => {
+  context.mock.timers.enable({ apis: ["setTimeout"] });
+  const model = modelOf();
+  const kernel = new Kernel(model, el);
+  kernel.trouble = "gone";
+  context.mock.timers.tick(10_000);
+  kernel.trouble = "";
+  model.sent.length = 0;
+  context.mock.timers.tick(10_000);
+  assert.equal(model.sent.length, 1);
+  kernel.close();
+});
+
+test("settings that were lost are said again once nothing is heard", (context) => {
+  context.mock.timers.enable({ apis: ["setTimeout"] });
+  const model = modelOf();
+  const kernel = new Kernel(model, el);
+  kernel.store.move({ batch_size: 16 });
+  model.sent.length = 0;
+  context.mock.timers.tick(15_000);
+  assert.equal(kernel.trouble, "silent");
+  const set = { type: "set", by: kernel.id, move: 2, fields: { batch_size: 16 } };
+  assert.deepEqual(
+    model.sent.filter(({ type }) => type === "set"),
+    [set],
+  );
+  kernel.close();
+  model.sent.length = 0;
+  context.mock.timers.tick(60_000);
+  assert.deepEqual(model.sent, []);
+});
+
+test("a Run that is not answered is said", (context) => {
+  context.mock.timers.enable({ apis: ["setTimeout"] });
+  const model = modelOf();
+  const kernel = new Kernel(model, el);
+  kernel.tell({ type: "run" });
+  context.mock.timers.tick(15_000);
+  assert.equal(kernel.trouble, "silent");
+  model.set("job", { running: false });
+  kernel.tell({ type: "run" });
+  model.set("job", { running: true });
+  context.mock.timers.tick(15_000);
+  assert.equal(kernel.trouble, "");
+  kernel.close();
 });

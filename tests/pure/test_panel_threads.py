@@ -1,8 +1,12 @@
 """The panel's threads: of messages the first at once and the last always, of calls the newest."""
 
+import subprocess
+import sys
 import threading
+from types import SimpleNamespace
 
 from memlab._panel import job, panel_state
+from memlab._panel.saved_page import Still
 from memlab.runtime import isolation
 from tests.panel_parts import PATIENCE_SECONDS, until
 
@@ -68,3 +72,45 @@ def test_a_thread_sends_nothing_once_its_kernel_ends(monkeypatch):
     with made.together():
         made.tell(job={"text": "measuring"})
     assert len(sent) == 2
+
+
+def test_what_a_notebook_saves_is_not_renewed_once_its_kernel_ends(monkeypatch):
+    class Known(Still):
+        _key, _result = property(lambda self: len(shown)), "known"
+
+        def html(self):
+            return "<p>"
+
+    shown = []
+    page = SimpleNamespace(guarded=threading.Lock)
+    still = Known(None, page, None, "memlab-1")
+    still._plain, still._shown = {}, None
+    still._output = SimpleNamespace(update=lambda bundle, raw: shown.append(bundle))
+    still.renew_now()
+    assert shown == [{"text/html": "<p>"}]
+    monkeypatch.setattr(isolation, "leaving", threading.Event())
+    isolation.leaving.set()
+    still.renew_now()
+    assert len(shown) == 1
+    still.close()
+
+
+def test_threads_know_that_a_process_ends_before_anything_has_ended():
+    code = (
+        "import atexit\n"
+        "from memlab.runtime import isolation\n"
+        "atexit.register(lambda: print(isolation.leaving.is_set()))\n"  # called first
+        "print(isolation.leaving.is_set())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
+
+
+def test_a_page_is_heard_though_the_subshell_of_the_last_answer_has_ended():
+    made = panel_state.PanelState(lambda message: None)
+    for tell in (lambda: made.tell(job={"text": "building"}), lambda: made.send_csv("a,b")):
+        made.comm._reply_subshell_id = "of JupyterLab's restore"  # as ipykernel notes it in `send`
+        tell()
+        assert not hasattr(made.comm, "_reply_subshell_id")
+    made.close()
+    made.send_csv("a,b")

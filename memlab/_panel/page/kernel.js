@@ -103,7 +103,7 @@ import { Moves, Outbox } from "./moves.js";
 import { RecordedStep } from "./recorded_step.js";
 import { familyKey, stepKey, textOf } from "./settings.js";
 import { readStepFile } from "./step_file.js";
-import { AT_FIRST, Store } from "./store.js";
+import { AT_FIRST, Store, different } from "./store.js";
 
 /** @typedef {{get: (name: string) => any, on: (name: string, act: (this: any, ...given: any[]) => void) => void, off: (name: string, act: (...given: any[]) => void) => void, send: (message: any) => void}} Model */
 
@@ -257,6 +257,7 @@ export class Kernel {
     if (message.type === "open") this.opened = message.panes;
     const takesAll = OF_SETTINGS.includes(message.type);
     if (takesAll) this.outbox.clear();
+    if (takesAll) this.expect();
     const fields = takesAll ? { ...this.stamp(), fields: this.moves.ofWorkload() } : {};
     try {
       this.model.send({ ...message, ...fields });
@@ -273,14 +274,23 @@ export class Kernel {
     this.moves.make(changes);
     this.remember(this.id, this.moves.number, { ...this.store.state.fields, ...changes });
     this.outbox.add(changes);
+    this.expect();
+  }
+
+  /** Waits for an answer to what is told. */
+  expect() {
+    this.isHeard = false;
     clearTimeout(this.silence);
     this.silence = setTimeout(() => this.hearNothing(), SILENT_MS);
   }
+  isHeard = true;
   silence = /** @type {any} */ (undefined);
 
   hearNothing() {
-    if (this.job.running || this.moves.confirmed >= this.moves.number) return;
-    this.trouble ||= "silent";
+    const isAnswered = this.isHeard && this.moves.confirmed >= this.moves.number;
+    if (this.job.running || isAnswered || this.trouble === "gone") return;
+    this.trouble = "silent";
+    this.goOn();
     this.changed();
   }
 
@@ -288,6 +298,7 @@ export class Kernel {
 
   /** @param {string} trait that is new */
   take(trait) {
+    this.isHeard = true;
     if (this.trouble === "silent") this.trouble = "";
     this.note();
     if (trait === "asked") {
@@ -348,11 +359,12 @@ export class Kernel {
   /** Asks for what has not come, since a message can be lost. */
   askAgain() {
     this.wanted.clear();
-    if (this.trouble !== "gone") this.need();
+    this.need();
   }
 
   /** @param {any} content @param {DataView[]} buffers */
   async hear(content, buffers) {
+    this.isHeard = true;
     if (content.type === "step" || content.type === "run") {
       try {
         const file = await readStepFile(bytesOf(buffers[0]));
@@ -382,8 +394,18 @@ export class Kernel {
 
   /** ipywidgets says whether the kernel that made the panel lives. @param {boolean} isLive */
   live(isLive) {
+    const isBack = isLive && this.trouble === "gone";
     this.trouble = isLive ? "" : "gone";
+    if (isBack) this.goOn();
     this.changed();
+  }
+
+  /** Tells and asks what was lost while no kernel heard it. */
+  goOn() {
+    this.tell({ type: "open", by: this.id, panes: this.opened });
+    const missed = different(this.model.get("asked").fields, this.store.state.fields);
+    if (Object.keys(missed).length) this.change(missed);
+    this.askAgain();
   }
 }
 

@@ -3,7 +3,9 @@
 A test without a browser skips and says how to get one; with MEMLAB_REQUIRE_BROWSER=1 it fails.
 """
 
+import contextlib
 import importlib.util
+import json
 import os
 import pathlib
 from collections.abc import Iterator
@@ -30,6 +32,20 @@ workload = memlab.Workload(
     make_batch=lambda n: (torch.ones(n, 64), torch.zeros(n, dtype=torch.long)),
     compute_loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
 )
+"""
+
+# what a panel has from its kernel, by the name that preact gives to what it has drawn in an element
+KNOWN = """
+() => [...document.querySelectorAll("*")].filter((one) => one.__k).map((one) => {
+  const source = one.__k.__k?.[0]?.props?.source;
+  return source && {
+    asked: source.model?.get("asked"), answer: source.answer, fields: source.store.state.fields,
+    trouble: source.trouble, isCurrent: source.isCurrent, opened: source.opened,
+    recorded: [...(source.recorded?.keys() ?? [])], wanted: [...(source.wanted ?? [])],
+    families: [...(source.families ?? [])], known: [...(source.known ?? [])],
+    waiting: source.outbox?.waiting, now: performance.now(),
+  };
+})
 """
 
 QUICK = "panel.ipynb"
@@ -276,8 +292,12 @@ def page(
 
 
 def _show_failure(page: Any, name: str) -> None:
-    """Keep what a page looks like, and its trace if there is one."""
+    """Keep what a page looks like, what its panels know, and its trace if there is one."""
     page.screenshot(path=SHOTS / f"{name}.png")
+    with contextlib.suppress(Exception):  # a page that hangs, or has no panel
+        (SHOTS / f"{name}.json").write_text(
+            json.dumps([page.errors, page.evaluate(KNOWN)], indent=1)
+        )
     if IS_TRACED:
         page.context.tracing.stop(path=SHOTS / f"{name}.zip")
 
