@@ -352,8 +352,9 @@ def _stop() -> None:
             lane.worker.kill()
 
 
-# Python calls these before all that `atexit` calls
-getattr(threading, "_register_atexit", atexit.register)(_leave)
+with contextlib.suppress(RuntimeError):  # Python ends already
+    # what is registered here is called before all that `atexit` calls
+    getattr(threading, "_register_atexit", atexit.register)(_leave)
 
 
 def _folder() -> str:
