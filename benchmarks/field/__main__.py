@@ -45,7 +45,8 @@ def main() -> None:
     for title, found in lines.items():
         report.show(title, [each for each in found if each["answered"] or given.tools])
     report.show("what each number means", [
-        {"tool": tool.name, "packages": ", ".join(tool.needs), "means": tool.means}
+        {"tool": tool.name, "says what fits": tool.own_fits, "means": tool.means,
+         "packages": ", ".join(tool.needs)}
         for tool in asked
     ])  # fmt: skip
     reasons = {tool: _reasons(said) for tool, said in answers.items()}

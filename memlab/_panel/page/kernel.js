@@ -256,8 +256,10 @@ export class Kernel {
   tell(message) {
     if (message.type === "open") this.opened = message.panes;
     const takesAll = OF_SETTINGS.includes(message.type);
-    if (takesAll) this.outbox.clear();
-    if (takesAll) this.expect();
+    if (takesAll) {
+      this.outbox.clear();
+      this.expect();
+    }
     const fields = takesAll ? { ...this.stamp(), fields: this.moves.ofWorkload() } : {};
     try {
       this.model.send({ ...message, ...fields });
