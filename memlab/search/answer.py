@@ -16,6 +16,8 @@ from memlab.techniques.technique import in_words
 from memlab.trace import STANDING
 from memlab.workload import Value, Workload
 
+LONGER = "search longer, with more patience"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Recommendation:
@@ -427,22 +429,29 @@ def message_of(
     if found is None:
         every = (why for one in searches for why in one.refused.values())
         return f"nothing can be recommended for {name}: {next(every, 'no step could be predicted')}"
-    return _too_large(found[1].result, batch, limit_bytes, searches[0].limit_bytes)
+    ended_by_time = any(one.left for one in searches)
+    return _too_large(
+        found[1].result, batch, limit_bytes, searches[0].limit_bytes, ended_by_time=ended_by_time
+    )
 
 
-def _too_large(least: StepResult, batch: str, limit_bytes: int, free_bytes: int) -> str:
+def _too_large(
+    least: StepResult, batch: str, limit_bytes: int, free_bytes: int, *, ended_by_time: bool
+) -> str:
     """Return what the smallest step takes, and the remedy."""
     peak = counted(least)
     if peak.nbytes <= free_bytes:
         return (
             f"nothing that was predicted exactly fits {format_bytes(limit_bytes)}; "
             f"{least.workload_name}, {batch}, may take {peak} by estimate, with {least.config}: "
-            "search longer, with more patience"
+            f"{LONGER}"
         )
     text = (
         f"nothing that was tried fits {format_bytes(limit_bytes)}: {least.workload_name}, "
         f"{batch}, takes at least {peak}, with {least.config}"
     )
+    if ended_by_time:
+        return f"{text}; the search ended by time before it had tried all: {LONGER}"
     standing = sum((least.peak_by_category or {}).get(category, 0) for category in STANDING)
     if standing > free_bytes:
         return (

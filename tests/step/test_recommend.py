@@ -133,6 +133,8 @@ def test_a_search_that_takes_too_long_gives_what_it_has_found(plain):
     ranked = recommend(wide(), limit, BATCH, CARD, allow=with_policies, patience=1e-6)
     assert ranked.tried[0].config == StepConfig(batch_size=BATCH)  # always predicted
     assert len(ranked.tried) == 1
+    assert "ended by time before it had tried all: search longer" in ranked.message
+    assert "card" not in ranked.message
     assert any("ended by time, with patience=1e-06 seconds. Not tried: " in n for n in ranked.notes)
     whole = recommend(wide(), limit, BATCH, CARD, allow=with_policies)
     assert not any("ended by time" in note for note in whole.notes)
