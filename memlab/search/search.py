@@ -434,8 +434,8 @@ class WorkloadSearch:
         worst = self.race.worst_cost
         left = [one for one in sorted(self.waiting) if not self._is_too_slow(one)]
         left = [one for one in left if not self._is_needless(one) and not self._is_done(one)]
-        self.left = list(dict.fromkeys(map(str, left)))
-        self.is_whole &= not left
+        self.left = list(dict.fromkeys([*self.left, *map(str, left)]))
+        self.is_whole &= not self.left
         close = [
             one
             for one in self.close
@@ -541,6 +541,8 @@ class WorkloadSearch:
         alternatives = [Alternative(settings=one.settings, result=predicted.result, exact=True)]
         if not self.race.is_over:
             alternatives = self._alternatives(one.settings, predicted)
+        elif len(self.space.accumulation_steps) > 1 or self.space.budgets:
+            self.left.append(f"other micro-batches and budgets of {one}")
         self.tried += alternatives
         self._confirm_known(one.settings, predicted, alternatives)
         self._confirm_likely(one.settings, predicted, alternatives)

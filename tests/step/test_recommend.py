@@ -133,11 +133,17 @@ def test_a_search_that_takes_too_long_gives_what_it_has_found(plain):
     ranked = recommend(wide(), limit, BATCH, CARD, allow=with_policies, patience=1e-6)
     assert ranked.tried[0].config == StepConfig(batch_size=BATCH)  # always predicted
     assert len(ranked.tried) == 1
-    assert "ended by time before it had tried all: search longer" in ranked.message
-    assert "card" not in ranked.message
     assert any("ended by time, with patience=1e-06 seconds. Not tried: " in n for n in ranked.notes)
     whole = recommend(wide(), limit, BATCH, CARD, allow=with_policies)
     assert not any("ended by time" in note for note in whole.notes)
+
+
+@pytest.mark.parametrize("field", ["accumulation_steps", "memory_budget"])
+def test_an_end_by_time_is_no_reason_for_a_larger_card(plain, field):
+    limit = plain.peak_reserved_bytes // 2
+    ranked = recommend(wide(), limit, BATCH, CARD, allow=[field], patience=1e-6)
+    assert "by time before it had tried all: search longer" in ranked.message
+    assert "other micro-batches and budgets of the step as it is" in str(ranked)
 
 
 @pytest.mark.slow
