@@ -46,15 +46,16 @@ from memlab.devices.operators import (
     as_in_training,
     leaf_tensors,
     prepare,
+    signature_of,
     smaller,
     tensors_of,
 )
 from memlab.errors import UnsupportedError
 from memlab.tracing.faking import Sparse, accumulates_in_place, are_sparse
 from memlab.tracing.recording import OpTrace
-from memlab.tracing.repeats import Repeats, view_of
+from memlab.tracing.repeats import PlainCall, Repeats, plain_call, view_of
 from memlab.tracing.unknown import Draws, Guesses, UnknownValues, is_mask
-from memlab.tracing.values import PICKS, Values, check_formats, for_real, tensors_in
+from memlab.tracing.values import MOST_ELEMENTS, PICKS, Values, check_formats, for_real, tensors_in
 
 # Outputs of operators whose fake kernels in PyTorch fail, are wrong, or are missing.
 #
@@ -288,8 +289,8 @@ COLLECTIVES = "c10d"  # what they return comes from other ranks
 # what they return depends on more than their signatures
 NEVER_REPEATED = frozenset(
     (
-        aten.add.Tensor, aten.index.Tensor, aten._to_copy.default, aten.all.default, aten.all.dim,
-        aten._is_all_true.default, aten.eq.Tensor, aten.ne.Tensor,
+        aten.index.Tensor, aten.all.default, aten.all.dim, aten._is_all_true.default,
+        aten.eq.Tensor, aten.ne.Tensor,
     )
 )  # fmt: skip
 
@@ -325,7 +326,7 @@ class FakeOutputs:
         self.unknown = UnknownValues(self.values, guesses, assume, place)
         self.sparse = Sparse(self.values, device_type, assume, place)
         self.is_by_values = False
-        self._repeats = Repeats(device_type)
+        self._repeats = Repeats()
         self._device_type = device_type
         self._recording = recording
         self._draws = draws
@@ -334,9 +335,14 @@ class FakeOutputs:
     def of(self, func: Any, signature: Signature | None, args: Any, kwargs: Any) -> Any:
         """Return the operator's outputs, and remember what is known of their values."""
         self.is_by_values = False
-        again = view_of(func, args, kwargs, self.values, self._device_type)
-        if again is None:
-            again = self._repeats.outputs_of(signature, args, kwargs, self.values)
+        again = view_of(func, args, kwargs, self.values)
+        if again is not None:
+            return again
+        if func is aten.add.Tensor and accumulates_in_place(args):
+            func = aten.add_.Tensor
+            signature = signature_of(func, args, kwargs)
+        call = plain_call(signature, args, kwargs, self.values)
+        again = self._repeats.outputs_of(call, args)
         if again is not None:
             return again
 
@@ -348,15 +354,13 @@ class FakeOutputs:
             return out
         if signature is not None and self._device_type == "cpu":
             out = as_on_cpu(func, signature, out)
-        self._learn(func, signature, args, kwargs, out)
+        self._learn(func, call, args, kwargs, out)
         return out
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the operator's fake output."""
         check_formats(func, args)
         try:
-            if func is aten.add.Tensor and accumulates_in_place(args):
-                return aten.add_.Tensor(*args)
             if func is aten.index.Tensor and any(is_mask(index) for index in args[1]):
                 return self._by_values(self.unknown.select(args))
             if func in OWN:
@@ -382,9 +386,7 @@ class FakeOutputs:
         self.is_by_values = True
         return out
 
-    def _learn(
-        self, func: Any, signature: Signature | None, args: Any, kwargs: Any, out: Any
-    ) -> None:
+    def _learn(self, func: Any, call: PlainCall | None, args: Any, kwargs: Any, out: Any) -> None:
         """Remember what is known, or assumed, of the outputs' values; else their shapes alone."""
         real = self.values.run(func, args, kwargs, out)
         if real is None and torch.Tag.nondeterministic_seeded in func.tags:
@@ -399,8 +401,8 @@ class FakeOutputs:
         for at, value in assumed.items():
             self.values.learn(tensors_in(out)[at], value, is_assumed=func in PICKS)
         self.unknown.note_check(func, out)
-        if signature is not None and not assumed and not self._is_special(func):
-            self._repeats.learn(signature, func, args, kwargs, out)
+        if call is not None and not assumed and not self._is_special(func, out):
+            self._repeats.learn(call, func, args, out)
 
     def _drawn(self, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
         """Return what a random operator drew, in a step: None if that is not known."""
@@ -408,7 +410,9 @@ class FakeOutputs:
             return None
         return self._draws.drawn(func, args, kwargs, out, self.values)
 
-    def _is_special(self, func: Any) -> bool:
+    def _is_special(self, func: Any, out: Any) -> bool:
         """Return whether each call of an operator has to be looked at, even if it is repeated."""
-        is_random = torch.Tag.nondeterministic_seeded in func.tags
-        return func in NEVER_REPEATED or (is_random and self._draws.are_followed)
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func in NEVER_REPEATED
+        is_small = any(tensor.numel() <= MOST_ELEMENTS for tensor in tensors_in(out))
+        return self._draws.are_followed or is_small

@@ -25,39 +25,39 @@ from memlab._util.torch_private.tensors import (
 from memlab.devices.operators import Signature, TensorSpec
 from memlab.tracing.values import Values
 
+PlainCall = tuple[Signature, tuple[torch.device, ...], Any]
+"""A signature, the devices of its tensors, and the device that it asks for."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Outputs:
     """How to make an operator's outputs; without specs it returns its first argument."""
 
-    specs: tuple[TensorSpec, ...] | None
+    specs: tuple[tuple[TensorSpec, torch.device], ...] | None
     container: type | None  # tuple or list, where it returns several
     mode: FakeTensorMode
-    device: torch.device
 
 
 class Repeats:
-    """Outputs by signature, for calls whose tensors are all fake and on one device."""
+    """Outputs by call, for calls whose tensors are all fake."""
 
-    def __init__(self, device_type: str) -> None:
-        self.device_type = device_type
-        self._outputs: dict[Signature, _Outputs] = {}
+    def __init__(self) -> None:
+        self._outputs: dict[PlainCall, _Outputs] = {}
 
-    def learn(
-        self,
-        signature: Signature,
-        func: Any,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        out: Any,
-    ) -> None:
-        """Remember an operator that allocates all its outputs, or changes its first argument."""
+    def learn(self, call: PlainCall, func: Any, args: Sequence[Any], out: Any) -> None:
+        """Remember an operator that allocates all its outputs, or changes its first argument.
+
+        Args:
+            call: from `plain_call`, before it has run.
+            func: the operator.
+            args: its arguments.
+            out: what it has returned.
+        """
         tensors = list(out) if isinstance(out, tuple | list) else [out]
-        is_plain = are_plain(args, kwargs, None, self.device_type)
-        if not tensors or not is_plain or not all(is_fake(t, self.device_type) for t in tensors):
+        if not tensors or not all(map(is_fake, tensors)):
             return
 
-        specs: tuple[TensorSpec, ...] | None = None
+        specs: tuple[tuple[TensorSpec, torch.device], ...] | None = None
         if schema_of(func).is_mutable:
             if torch.Tag.inplace_view in func.tags:  # it changes its argument's shape
                 return
@@ -68,25 +68,17 @@ class Repeats:
             storages -= {storage_key(t.untyped_storage()) for t in _flat(args)}
             if len(storages) != len(tensors) or not all(_is_whole(t) for t in tensors):
                 return
-            specs = tuple(TensorSpec(t.dtype, tuple(t.shape), t.stride()) for t in tensors)
+            specs = tuple(
+                (TensorSpec(t.dtype, tuple(t.shape), t.stride()), t.fake_device) for t in tensors
+            )
 
-        self._outputs[signature] = _Outputs(
-            specs,
-            type(out) if isinstance(out, tuple | list) else None,
-            tensors[0].fake_mode,
-            tensors[0].fake_device,
-        )
+        container = type(out) if isinstance(out, tuple | list) else None
+        self._outputs[call] = _Outputs(specs, container, tensors[0].fake_mode)
 
-    def outputs_of(
-        self,
-        signature: Signature | None,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        values: Values,
-    ) -> Any:
+    def outputs_of(self, call: PlainCall | None, args: Sequence[Any]) -> Any:
         """Return an operator's outputs, None if it has to be dispatched."""
-        known = self._outputs.get(signature) if signature is not None else None
-        if known is None or not are_plain(args, kwargs, values, self.device_type):
+        known = self._outputs.get(call) if call is not None else None
+        if known is None:
             return None
         if known.specs is None:
             return args[0]
@@ -95,33 +87,35 @@ class Repeats:
                 FakeTensor(
                     known.mode,
                     torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta"),
-                    known.device,
+                    device,
                 )
-                for spec in known.specs
+                for spec, device in known.specs
             ]
 
         return made[0] if known.container is None else known.container(made)
 
 
-def are_plain(
-    args: Sequence[Any], kwargs: Mapping[str, Any], values: Values | None, device_type: str
-) -> bool:
-    """Return whether the outputs of a call depend only on its signature."""
-    if kwargs.get("device") is not None:
-        return False
-    return all(
-        is_fake(tensor, device_type) and (values is None or not values.knows(tensor))
-        for tensor in _flat((*args, *kwargs.values()))
-    )
+def plain_call(
+    signature: Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any], values: Values
+) -> PlainCall | None:
+    """Return a call whose outputs depend on nothing else; None where they do."""
+    if signature is None:
+        return None
+    tensors = _flat((*args, *kwargs.values())) if kwargs else _flat(args)
+    if not are_plain(tensors, values):
+        return None
+    return signature, tuple([tensor.fake_device for tensor in tensors]), kwargs.get("device")
 
 
-def is_fake(tensor: Any, device_type: str) -> bool:
-    """Return whether this is a fake tensor on such a device, without a value of its own."""
+def are_plain(tensors: Sequence[Any], values: Values) -> bool:
+    """Return whether all tensors are fake, without values."""
+    return not any(not is_fake(tensor) or values.knows(tensor) for tensor in tensors)
+
+
+def is_fake(tensor: Any) -> bool:
+    """Return whether this is a fake tensor without a value of its own."""
     return (
-        isinstance(tensor, FakeTensor)
-        and tensor.fake_device.type == device_type
-        and tensor.constant is None
-        and not tensor.dtype.is_complex
+        isinstance(tensor, FakeTensor) and tensor.constant is None and not tensor.dtype.is_complex
     )
 
 
@@ -150,7 +144,7 @@ def _is_whole(tensor: Any) -> bool:
 # question what it has to mind as on the view itself. These operators have nothing to mind:
 # what they return depends on shapes alone, and PyTorch's own kernel for tensors without
 # memory says what that is. Left out: tensors whose values are known, since those of the
-# view would be, and calls whose fake tensors belong to another device.
+# view would be.
 
 aten = torch.ops.aten
 BY_SHAPE = frozenset(
@@ -163,15 +157,9 @@ BY_SHAPE = frozenset(
 )  # fmt: skip
 
 
-def view_of(
-    func: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    values: Values,
-    device_type: str,
-) -> Any:
+def view_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], values: Values) -> Any:
     """Return what a view of a fake tensor returns, None if it has to be dispatched."""
-    if func not in BY_SHAPE or not are_plain(args, kwargs, values, device_type):
+    if func not in BY_SHAPE or not are_plain(_flat(args), values):
         return None
     base = args[0]
     with without_python():

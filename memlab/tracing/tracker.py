@@ -190,6 +190,11 @@ class Tracker(TorchDispatchMode):
         self.blocks = LiveBlocks(device_type, self.streams)
         self.restart()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: guarding each of many thousands of calls takes longer than they do."""
+        return False
+
     def restart(self) -> None:
         """Forget what was seen, for another attempt; what was learned of guesses stays."""
         self.recording = OpTrace()
@@ -305,12 +310,12 @@ class Tracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator on fake tensors and note what it brought into being."""
+        if func is DEVICE_OF and isinstance(args[0], FakeTensor):  # asked for all the time
+            return args[0].fake_device
         kwargs = kwargs or {}
         if any(map(is_wrapper, types)):
             return NotImplemented  # the operators on the parts of these tensors come here
         if func.namespace in NO_OPERATORS:
-            if func is DEVICE_OF and isinstance(args[0], FakeTensor):  # asked for all the time
-                return args[0].fake_device
             return func(*args, **kwargs)
         if is_composed(func):
             with self:  # what it calls is seen

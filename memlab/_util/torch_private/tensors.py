@@ -350,6 +350,7 @@ has_kernel_for = torch._C._dispatch_has_kernel_for_dispatch_key
 runs_for = torch._C._dispatch_has_computed_kernel_for_dispatch_key
 
 
+@functools.cache
 def is_composed(func: OpOverload) -> bool:
     """Return whether an operator only calls others, here and on a device that is written in Python.
 
