@@ -304,6 +304,7 @@ class History:
 
     def __init__(self, cell: str) -> None:
         self._cell, self._path = cell, _path() if cell else None
+        self._lock, self._closed = threading.Lock(), False
         self.settings: dict[str, Any] = {}
         self._runs: dict[str, dict[str, Any]] = {}  # as they were written, with their changes
         self._noted: Mapping[str, Any] = {}  # the settings that were written last
@@ -322,7 +323,9 @@ class History:
         return [dataclasses.replace(run, number=i) for i, run in enumerate(found[::-1], start=1)]
 
     def close(self) -> None:
-        """Write what still waits to be written."""
+        """Write what still waits to be written; what is noted later is not."""
+        with self._lock:
+            self._closed = True
         WRITER.flush()
 
     def _take(self, line: Mapping[str, Any]) -> None:
@@ -366,7 +369,9 @@ class History:
         def line() -> str:
             return json.dumps({"cell": self._cell, **others, kind: content()})
 
-        WRITER.add(self._path, (self._cell, kind, about), line, soon=soon)
+        with self._lock:
+            if not self._closed:
+                WRITER.add(self._path, (self._cell, kind, about), line, soon=soon)
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         """Yield the objects of this cell, the oldest first."""

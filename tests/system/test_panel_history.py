@@ -133,6 +133,14 @@ def test_a_run_keeps_its_prediction_and_its_comparison_of_gradients(tmp_path):
     assert found.is_earlier
 
 
+def test_what_a_closed_panel_still_notes_is_not_written(tmp_path):
+    history = History("a cell")
+    history.note_settings({"batch_size": 2})
+    history.close()
+    history.note_settings({"batch_size": 48})
+    assert History("a cell").settings == {"batch_size": 2}
+
+
 def test_lines_that_cannot_be_read_are_passed_over(tmp_path):
     history = History("a cell")
     history.note_run(Run(number=1, result=result(StepConfig(batch_size=2))))
@@ -188,15 +196,15 @@ def test_of_a_name_that_is_typed_only_the_last_is_written(tmp_path, monkeypatch)
     history, typed = History("a cell"), "a good name"
     run = Run(number=1, result=result(StepConfig()))
     history.note_run(run)
-    history.close()
+    runs.WRITER.flush()
     history.note_settings({"batch_size": object()})  # cannot be written, and takes no other along
-    history.close()
+    runs.WRITER.flush()
     history.note_settings({"batch_size": 1})
     for end in range(1, 1 + len(typed)):
         history.note_changes(Run(number=1, result=run.result, key=run.key, name=typed[:end]),
                              ["name"])  # fmt: skip
     history.note_changes(Run(number=1, result=run.result, key=run.key, cleared=True), ["cleared"])
-    history.close()
+    runs.WRITER.flush()
 
     run_line, *others = lines(tmp_path)
     assert "run" in run_line
