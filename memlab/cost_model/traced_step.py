@@ -35,7 +35,7 @@ from memlab.techniques.technique import Plan
 from memlab.tracing import fake_cuda, transformers_attention
 from memlab.tracing.program import Program
 from memlab.tracing.trace_step import trace_step
-from memlab.tracing.tracker import Tracker
+from memlab.tracing.tracker import CompilingTracker, Tracker
 from memlab.workload import Workload
 
 Made = TypeVar("Made")
@@ -107,6 +107,7 @@ def from_traced_step(
     seed: int,
     plan: Plan | None = None,
     every_rank: bool = True,
+    compiles: bool = False,
     report: Report,
     purpose: str,
 ) -> Made | Failure:
@@ -120,6 +121,7 @@ def from_traced_step(
         seed: set before the model, the batch and each step.
         plan: of the config's memory budget.
         every_rank: whether ranks that hold less than the one that holds most are recorded too.
+        compiles: whether a compiled step is recorded, on a CPU; else it is refused.
         report: called with the progress. It may raise an error to stop the recording.
         purpose: the end of the progress text, such as "on fake tensors".
     """
@@ -132,7 +134,7 @@ def from_traced_step(
         )
 
     text = f"recording {workload.name} {purpose}"
-    return from_recording(record, make, config, target, report=report, text=text)
+    return from_recording(record, make, config, target, compiles=compiles, report=report, text=text)
 
 
 def from_recording(
@@ -141,6 +143,7 @@ def from_recording(
     config: StepConfig,
     target: Target,
     *,
+    compiles: bool = False,
     report: Report,
     text: str,
     place: str = "",
@@ -152,13 +155,14 @@ def from_recording(
         make: called with what it returns. An error that it raises becomes a `Failure` too.
         config: how the step trains.
         target: a CPU, or a CUDA card that need not be there.
+        compiles: whether `record` compiles a compiled step, on a CPU; else it is refused.
         report: called with the progress. It may raise an error to stop the recording.
         text: of the progress.
         place: what raises the errors; "" is the step of a workload, by its phase.
     """
     tracker, threads = None, torch.get_num_threads()
     try:
-        _check(config, target)
+        _check(config, target, compiles=compiles)
         torch.set_num_threads(config.threads_of_rank(threads))  # kernels take memory by them
         fake_cuda.device()  # autograd counts the devices at the first backward of a process
         with (
@@ -167,7 +171,7 @@ def from_recording(
             _recording_for(target) as device,
             preserved_random_state(torch.device("cpu")),
         ):
-            tracker = Tracker(device.type)
+            tracker = (CompilingTracker if is_compiled(config) else Tracker)(device.type)
             report(Progress(text=text, fraction=0.1))
             recorded = record(device, tracker)
         return make(recorded)
@@ -183,14 +187,15 @@ def from_recording(
     return failure
 
 
-def _check(config: StepConfig, target: Target) -> None:
+def _check(config: StepConfig, target: Target, *, compiles: bool) -> None:
     """Raise UnsupportedError if the step cannot be recorded or the card cannot run it."""
     # the check of an optimizer may import its library, which must not happen during a recording
     every.check(config, torch.device(target.kind), target.card)
-    if is_compiled(config):
+    if is_compiled(config) and not (compiles and target.kind == "cpu"):
         raise UnsupportedError(
-            "predict knows eager steps only: what a compiled step keeps is decided while it "
-            "compiles; use memlab.measure, or compile=False and budget_engine='eager'"
+            "predict knows a compiled step on a CPU alone, and no run or graph of it: on a card "
+            "the kernels that torch.compile generates decide what is held; use memlab.measure, or "
+            "compile=False and budget_engine='eager'"
         )
     if config.precision is Precision.FP8_MIXED:
         raise UnsupportedError(

@@ -28,6 +28,7 @@ from memlab.prediction.check_against_runs import Attempt, Measured, check_agains
 from memlab.prediction.memory_widths import Compiled, compiled_part, weights, width_of
 from memlab.result import Outcome, Source, StepResult, format_percent
 from memlab.running import Report
+from memlab.techniques.compilation import is_compiled
 from memlab.techniques.meta_init import peak_notes
 from memlab.techniques.offload import offload
 from memlab.techniques.saving import added_by_saving
@@ -289,6 +290,7 @@ def predict_in_process(
         seed=seed,
         plan=plan,
         every_rank=every_rank,
+        compiles=True,
         report=report,
         purpose="on fake tensors",
     )
@@ -354,7 +356,7 @@ def _predicted(
     elif config.sharding is not Sharding.NONE and not is_connected:
         facts = facts | _without_communication(facts, target)
         size_model = replace(size_model, seconds=None)
-    elif recording.compiled and not made.is_whole:
+    elif is_compiled(config) or (recording.compiled and not made.is_whole):
         facts = facts | _with_bound(facts, OF_COMPILED)
         size_model = replace(size_model, seconds=None)
     elif not made.is_whole:

@@ -10,18 +10,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
+from memlab._util.torch_private.compiler import compiled_inside_of_modes
 from memlab._util.torch_private.tensors import FakeTensorMode, subclasses_left_out, without_modes
 from memlab._util.units import format_bytes
 from memlab.config import Sharding, StepConfig
 from memlab.techniques.attention import MATH_KERNEL
 from memlab.techniques.batches import tensors_of
+from memlab.techniques.compilation import forget
 from memlab.techniques.saving import saved_tensors
 from memlab.techniques.step import Step, build_step
 from memlab.techniques.technique import Plan
@@ -190,7 +192,7 @@ def trace_step(
     is_whole = other == size and count == len(sizes)
 
     def alone() -> Program:
-        another = Tracker(tracker.device_type)
+        another = type(tracker)(tracker.device_type)
         another.blocks.adopt(tracker.blocks.left())
         return record(config, tracker=another, first=config)
 
@@ -267,7 +269,7 @@ def _heaviest_rank(
         program = record(few, tracker, rank)
         if program.repeats:
             return program
-        another = Tracker(tracker.device_type)
+        another = type(tracker)(tracker.device_type)
         another.blocks.adopt(tracker.blocks.left())
         return record(config, another, rank)
 
@@ -281,7 +283,7 @@ def _heaviest_rank(
 
     def of_rank(rank: int) -> Program:
         if rank not in found:
-            found[rank] = program_of_rank(rank, Tracker(tracker.device_type))
+            found[rank] = program_of_rank(rank, type(tracker)(tracker.device_type))
         return found[rank]
 
     worst = max(heaviest[0], key=lambda rank: _peak_without_kernels(of_rank(rank)))
@@ -342,7 +344,7 @@ def _recorded(
         if step.scaler is not None:  # its first call allocates its scale, outside of any step
             tracker.mark(-1, Phase.BUILD, 0)
             step.scaler.scale(torch.zeros((), device=device))
-        with subclasses_left_out(as_own_format), tracker.modules(step.model):
+        with subclasses_left_out(as_own_format), calls_of(step.model):
             step.set_seed(seed)
             step(partial(tracker.mark, 0))
             tracker.know_states(step.with_loss, step.optimizer)
@@ -362,8 +364,19 @@ def _recorded(
             tracker.recording.saved = saved_tensors(step)
         tracker.mark(-1, Phase.TEARDOWN, 0)
 
+    calls_of = _compiled if tracker.lets_compile else tracker.modules
     recording = record_fake(run, tracker)
     return program_of(recording, config.micro_batch_sizes, first.micro_batch_sizes[0])
+
+
+@contextlib.contextmanager
+def _compiled(model: torch.nn.Module) -> Iterator[None]:
+    """Compile what runs inside, and forget it: it is for fake tensors. It has no modules."""
+    try:
+        with compiled_inside_of_modes():
+            yield
+    finally:
+        forget()
 
 
 def _leave_gradients(before: list[Any], after: list[Any]) -> None:

@@ -36,7 +36,8 @@ from memlab._util.torch_private.ranks import group_in
 from memlab._util.torch_private.tensors import (
     FakeTensor,
     FakeTensorMode,
-    TorchDispatchMode,
+    HigherOrderOperator,
+    UnguardedMode,
     current_node,
     is_composed,
     is_wrapper,
@@ -47,7 +48,7 @@ from memlab._util.torch_private.tensors import (
     storage_key,
 )
 from memlab.devices.operators import NAMESPACES, Signature, TensorSpec, signature_of
-from memlab.errors import MemlabError
+from memlab.errors import MemlabError, UnsupportedError
 from memlab.memory import meter
 from memlab.memory.garbage import older_objects_frozen
 from memlab.techniques.checkpointing.blocks import find_blocks
@@ -172,12 +173,15 @@ NO_OPERATORS = ("prim", "profiler")  # questions about a tensor, annotations
 OPERATORS_A_BEAT = 500  # a tenth of a second or more
 
 
-class Tracker(TorchDispatchMode):
+class Tracker(UnguardedMode):
     """Sees every operator of a fake run; phases and modules are marked as for a `Meter`.
 
     Attributes:
         beat: called now and then while it sees operators; what it raises ends the run.
+        lets_compile: whether `torch.compile` compiles what it is given; else that runs as written.
     """
+
+    lets_compile = False
 
     def __init__(self, device_type: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -189,11 +193,6 @@ class Tracker(TorchDispatchMode):
         self.collectives = Collectives(self.streams)
         self.blocks = LiveBlocks(device_type, self.streams)
         self.restart()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """No: guarding each of many thousands of calls takes longer than they do."""
-        return False
 
     def restart(self) -> None:
         """Forget what was seen, for another attempt; what was learned of guesses stays."""
@@ -218,7 +217,7 @@ class Tracker(TorchDispatchMode):
     def mark(self, step: int, phase: Phase, micro_batch: int) -> None:
         """Begin an interval: what is allocated from now on belongs to it."""
         triton_launches.look()
-        if DYNAMO in sys.modules and not self._notes_compiled:
+        if DYNAMO in sys.modules and not self._notes_compiled and not self.lets_compile:
             self._notes_compiled = True
             noted = compiled_calls_noted(self._begin_compiled, self._end_compiled)
             self.restoring.enter_context(noted)
@@ -424,6 +423,26 @@ class Tracker(TorchDispatchMode):
         said = f"{module or self.recording.intervals[-1].phase}: {what}; {assumed}."
         if said not in self.recording.assumptions:
             self.recording.assumptions.append(said)
+
+
+class CompilingTracker(Tracker):
+    """One that sees the operators of compiled graphs, and is never compiled itself."""
+
+    is_guarded = lets_compile = supports_higher_order_operators = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator as any tracker does.
+
+        Raises:
+            UnsupportedError: it is an operator of the compiler's own, which runs others.
+        """
+        if isinstance(func, HigherOrderOperator):
+            raise UnsupportedError(
+                f"{self.place()}: torch.compile calls others in an operator of its own, "
+                f"{func.name()}, and what that holds is not known: checkpointing with dropout does "
+                "so; use memlab.measure, compile=False, or a dropout of 0"
+            )
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def _is_called_by(function: Callable[..., Any]) -> bool:

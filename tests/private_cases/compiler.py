@@ -9,6 +9,10 @@ from tests.private_cases.parts import arguments_of, at, case, noting, there
 def _() -> None:
     assert issubclass(at("torch._dynamo.exc.TorchDynamoException"), Exception)
     assert arguments_of(at("torch._dynamo.reset")) == []
+    frames = at("torch._dynamo.convert_frame")
+    assert arguments_of(frames.CatchErrorsWrapper.__call__)[:2] == ["self", "frame"]
+    assert frames.ConvertFrameReturn().guarded_code is None
+    assert at("torch._dynamo.config").automatic_dynamic_shapes is True
 
 
 @case("torch._functorch.config", to="set the budget of what a compiled step saves")

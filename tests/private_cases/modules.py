@@ -62,6 +62,7 @@ def _() -> None:
 
 
 @case(
+    "torch._ops.HigherOrderOperator",
     "torch._ops.OpOverload",
     "torch._ops.OpOverloadPacket",
     "torch._ops._OpNamespace",
@@ -72,6 +73,7 @@ def _() -> None:
     assert type(aten.add.Tensor) is ops.OpOverload
     assert (type(aten.add), type(aten)) == (ops.OpOverloadPacket, ops._OpNamespace)
     assert {kind.__module__ for kind in (ops.OpOverload, type(torch.ops))} == {"torch._ops"}
+    assert isinstance(torch.ops.higher_order.cond, ops.HigherOrderOperator)
 
 
 @case("._schema", to="know what an operator writes and returns a view of")

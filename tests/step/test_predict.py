@@ -123,16 +123,6 @@ def test_limit():
     assert memlab.predict(linear(), StepConfig(), "rtx-3060", memory_limit=GIB).fits is True
 
 
-@pytest.mark.parametrize(
-    "config", [StepConfig(compile=True), StepConfig(memory_budget=0.5, budget_engine="compile")]
-)
-def test_compiled_steps_are_not_given_the_eager_number(config):
-    result = memlab.predict(blocks(), config, "cpu")
-    assert result.outcome == Outcome.UNSUPPORTED
-    assert result.peak_allocated_bytes is None
-    assert "measure" in result.message
-
-
 @pytest.mark.parametrize("card", ["p4", "p100"])
 def test_cards_without_tensor_cores_gain_memory_and_no_arithmetic_from_fp16(card):
     config = StepConfig(batch_size=2048)

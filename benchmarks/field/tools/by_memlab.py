@@ -12,7 +12,10 @@ NAME = "memlab"
 NEEDS = ()
 MEANS = "what the row reads: allocated, reserved or device"
 OWN_FITS = True
-PUBLIC, LITGPT = ROOT / "build/public", ROOT / "build/litgpt"  # as `asking.PACKAGES` fills them
+PUBLIC, LITGPT = (
+    (ROOT / "build/public").resolve(),
+    (ROOT / "build/litgpt").resolve(),
+)  # as `asking.PACKAGES` fills them
 NOT_MEASURED = dict.fromkeys(("min_cap_trained", "max_cap_oom"), "")
 
 

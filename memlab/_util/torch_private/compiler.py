@@ -8,13 +8,20 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 
+from memlab._util.torch_private.tensors import found_as_itself, without_modes
+
 # the module that compiling, and the first call of an optimizer, would import
 DYNAMO = "torch._dynamo"
+
+# memlab's code that runs in place of PyTorch's while a step is recorded
+_UTIL = Path(__file__).parents[1]
+NEVER_COMPILED = (str(_UTIL), str(_UTIL.with_name("tracing")))
 
 
 def partitioners() -> Any:
@@ -116,6 +123,32 @@ def compiled_calls_noted(begin: Callable[[str], None], end: Callable[[], None]) 
             yield
     finally:
         module._callback_from_stance, module._maybe_set_eval_frame = callback_of, set_callback
+
+
+@contextlib.contextmanager
+def compiled_inside_of_modes() -> Iterator[None]:
+    """Let `torch.compile` compile inside of dispatch modes, which it would not, as outside of them.
+
+    Only what was compiled runs inside: its operators reach the modes. Each size is compiled apart,
+    as in a process that meets no other.
+    """
+    module: Any = importlib.import_module(f"{DYNAMO}.convert_frame")
+    wrapper = module.CatchErrorsWrapper
+    convert = wrapper.__call__
+
+    def outside(self: Any, frame: Any, *args: Any) -> Any:
+        if frame.f_code.co_filename.startswith(NEVER_COMPILED):
+            return module.ConvertFrameReturn()
+        with without_modes(), found_as_itself():
+            return convert(self, frame, *args)
+
+    wrapper.__call__ = outside
+    settings = importlib.import_module(f"{DYNAMO}.config")
+    try:
+        with settings.patch(automatic_dynamic_shapes=False):
+            yield
+    finally:
+        wrapper.__call__ = convert
 
 
 def _name_of(function: Any) -> str:

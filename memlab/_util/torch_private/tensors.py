@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import _meta_registrations, nn
 from torch._guards import detect_fake_mode
-from torch._ops import OpOverload, OpOverloadPacket
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._ops import _OpNamespace as OpNamespace
 from torch._subclasses import fake_tensor as _fake_tensor
 from torch._subclasses.fake_tensor import (
@@ -45,12 +45,14 @@ __all__ = [
     "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
+    "HigherOrderOperator",
     "InstanceNorm",
     "NormWithStatistics",
     "OpNamespace",
     "OpOverload",
     "OpOverloadPacket",
     "TorchDispatchMode",
+    "UnguardedMode",
     "UnsupportedOperatorException",
     "are_tensors_fake",
     "below_autograd",
@@ -60,6 +62,7 @@ __all__ = [
     "detect_fake_mode",
     "foreach_types",
     "found_as",
+    "found_as_itself",
     "has_kernel_for",
     "is_composed",
     "is_registered",
@@ -174,6 +177,20 @@ def remember_constant(fake: Any) -> None:
     fake.fake_mode.fake_tensor_converter.add_constant_storage_mapping(fake)
 
 
+class UnguardedMode(TorchDispatchMode):
+    """A mode whose calls PyTorch does not guard against `torch.compile`: that takes long.
+
+    Attributes:
+        is_guarded: whether they are guarded all the same.
+    """
+
+    is_guarded = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return cls.is_guarded
+
+
 @contextlib.contextmanager
 def found_as(stand_in: type) -> Iterator[None]:
     """Make libraries that look up `FakeTensor` in `torch._subclasses` find another class.
@@ -186,17 +203,25 @@ def found_as(stand_in: type) -> Iterator[None]:
     own = kernels.device_hint
 
     def device_hint(tensor: Any) -> Any:
-        subclasses.FakeTensor = FakeTensor
-        try:
+        with found_as_itself():
             return own(tensor)
-        finally:
-            subclasses.FakeTensor = stand_in
 
     subclasses.FakeTensor, kernels.device_hint = stand_in, device_hint
     try:
         yield
     finally:
         subclasses.FakeTensor, kernels.device_hint = FakeTensor, own
+
+
+@contextlib.contextmanager
+def found_as_itself() -> Iterator[None]:
+    """Let libraries find `FakeTensor` itself, inside of `found_as` too."""
+    subclasses: Any = torch._subclasses
+    before, subclasses.FakeTensor = subclasses.FakeTensor, FakeTensor
+    try:
+        yield
+    finally:
+        subclasses.FakeTensor = before
 
 
 @contextlib.contextmanager
