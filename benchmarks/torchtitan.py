@@ -87,6 +87,8 @@ def target(ranks: int) -> Target:
     assert cluster is not None
     card = dataclasses.replace(
         cluster.card,
+        title="NVIDIA H100 96GB HBM2e",
+        memory_bytes=cluster.card.memory_bytes * 96 // 80,
         memory_bytes_per_second=2.4e12,
         bf16_flops_per_second=sum(BF16_PEAKS) / 2,
         board_watts=500,
