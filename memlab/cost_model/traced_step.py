@@ -2,7 +2,7 @@
 
 A prediction, a plan and the list of a step's operators all begin with `from_traced_step`. Each
 gives it a function of a `TracedStep`. If a person's model raises an error, they get a `Failure`.
-Left out: compiled steps and fp8, which are refused.
+Left out: compiled steps on a card and fp8, which are refused.
 """
 
 from __future__ import annotations
@@ -193,9 +193,9 @@ def _check(config: StepConfig, target: Target, *, compiles: bool) -> None:
     every.check(config, torch.device(target.kind), target.card)
     if is_compiled(config) and not (compiles and target.kind == "cpu"):
         raise UnsupportedError(
-            "predict knows a compiled step on a CPU alone, and no run or graph of it: on a card "
-            "the kernels that torch.compile generates decide what is held; use memlab.measure, or "
-            "compile=False and budget_engine='eager'"
+            "predict knows a compiled step on a CPU alone, without its operators and plans: on a "
+            "card the kernels that torch.compile generates decide what is held; use "
+            "memlab.measure, or compile=False and budget_engine='eager'"
         )
     if config.precision is Precision.FP8_MIXED:
         raise UnsupportedError(

@@ -451,7 +451,11 @@ def _too_large(
         f"{batch}, takes at least {peak}, with {least.config}"
     )
     if ended_by_time:
-        return f"{text}; the search ended by time before it had tried all: {LONGER}"
+        return (
+            f"nothing that was tried before the time ended fits {format_bytes(limit_bytes)}; the "
+            f"least of it is {peak}, of {least.workload_name}, {batch}, with {least.config}: "
+            f"{LONGER}"
+        )
     standing = sum((least.peak_by_category or {}).get(category, 0) for category in STANDING)
     if standing > free_bytes:
         return (

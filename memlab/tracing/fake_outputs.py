@@ -55,7 +55,15 @@ from memlab.tracing.faking import Sparse, accumulates_in_place, are_sparse
 from memlab.tracing.recording import OpTrace
 from memlab.tracing.repeats import PlainCall, Repeats, plain_call, view_of
 from memlab.tracing.unknown import Draws, Guesses, UnknownValues, is_mask
-from memlab.tracing.values import MOST_ELEMENTS, PICKS, Values, check_formats, for_real, tensors_in
+from memlab.tracing.values import (
+    CHANCES,
+    MOST_ELEMENTS,
+    PICKS,
+    Values,
+    check_formats,
+    for_real,
+    tensors_in,
+)
 
 # Outputs of operators whose fake kernels in PyTorch fail, are wrong, or are missing.
 #
@@ -401,7 +409,9 @@ class FakeOutputs:
         for at, value in assumed.items():
             self.values.learn(tensors_in(out)[at], value, is_assumed=func in PICKS)
         self.unknown.note_check(func, out)
-        if call is not None and not assumed and not self._is_special(func, out):
+        if call is None or assumed or self.is_by_values:
+            return
+        if not self._is_special(func, out):
             self._repeats.learn(call, func, args, out)
 
     def _drawn(self, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
@@ -413,6 +423,6 @@ class FakeOutputs:
     def _is_special(self, func: Any, out: Any) -> bool:
         """Return whether each call of an operator has to be looked at, even if it is repeated."""
         if torch.Tag.nondeterministic_seeded not in func.tags:
-            return func in NEVER_REPEATED
+            return func in NEVER_REPEATED or func in CHANCES
         is_small = any(tensor.numel() <= MOST_ELEMENTS for tensor in tensors_in(out))
         return self._draws.are_followed or is_small

@@ -25,8 +25,8 @@ from memlab._util.torch_private.tensors import (
 from memlab.devices.operators import Signature, TensorSpec
 from memlab.tracing.values import Values
 
-PlainCall = tuple[Signature, tuple[torch.device, ...], Any]
-"""A signature, the devices of its tensors, and the device that it asks for."""
+PlainCall = tuple[Signature, tuple[torch.device, ...], Any, torch.dtype]
+"""A signature, the devices of its tensors, the device that it asks for, and the default format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +98,14 @@ class Repeats:
 def plain_call(
     signature: Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any], values: Values
 ) -> PlainCall | None:
-    """Return a call whose outputs depend on nothing else; None where they do."""
-    if signature is None:
+    """Return a call by all that its outputs depend on; None where they depend on values."""
+    if signature is None or any(isinstance(arg, torch.device) for arg in args):
         return None
     tensors = _flat((*args, *kwargs.values())) if kwargs else _flat(args)
     if not are_plain(tensors, values):
         return None
-    return signature, tuple([tensor.fake_device for tensor in tensors]), kwargs.get("device")
+    devices = tuple([tensor.fake_device for tensor in tensors])
+    return signature, devices, kwargs.get("device"), torch.get_default_dtype()
 
 
 def are_plain(tensors: Sequence[Any], values: Values) -> bool:

@@ -23,7 +23,7 @@ from memlab._util.units import format_bytes
 from memlab.config import Sharding, StepConfig
 from memlab.techniques.attention import MATH_KERNEL
 from memlab.techniques.batches import tensors_of
-from memlab.techniques.compilation import forget
+from memlab.techniques.compilation import backend, forget
 from memlab.techniques.saving import saved_tensors
 from memlab.techniques.step import Step, build_step
 from memlab.techniques.technique import Plan
@@ -371,9 +371,9 @@ def _recorded(
 
 @contextlib.contextmanager
 def _compiled(model: torch.nn.Module) -> Iterator[None]:
-    """Compile what runs inside, and forget it: it is for fake tensors. It has no modules."""
+    """Compile the model where it is called, and forget what was compiled of fake tensors."""
     try:
-        with compiled_inside_of_modes():
+        with compiled_inside_of_modes(backend(next(model.parameters()).device)):
             yield
     finally:
         forget()

@@ -437,10 +437,11 @@ class CompilingTracker(Tracker):
             UnsupportedError: it is an operator of the compiler's own, which runs others.
         """
         if isinstance(func, HigherOrderOperator):
+            name = func.name()
+            of_dropout = ", or a dropout of 0 beside checkpointing" if "rng_state" in name else ""
             raise UnsupportedError(
-                f"{self.place()}: torch.compile calls others in an operator of its own, "
-                f"{func.name()}, and what that holds is not known: checkpointing with dropout does "
-                "so; use memlab.measure, compile=False, or a dropout of 0"
+                f"{self.place()}: torch.compile calls others in an operator of its own, {name}, "
+                f"and what that holds is not known; use memlab.measure, compile=False{of_dropout}"
             )
         return super().__torch_dispatch__(func, types, args, kwargs)
 

@@ -1,5 +1,7 @@
 """A compiled step on a CPU: predicted from the graphs that torch.compile makes of fake tensors."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -85,6 +87,18 @@ def test_an_operator_of_the_compilers_own_is_refused_by_name():
     assert "run_and_save_rng_state" in result.message
 
 
+def test_what_a_loss_compiles_itself_is_refused_beside_a_compiled_step():
+    def loss(model, batch):
+        inner = torch.compile(lambda y: (y * 2).sin().square().mean())
+        return inner(model(batch))
+
+    workload = dataclasses.replace(net(), compute_loss=loss)
+    result = memlab.predict(workload, StepConfig(batch_size=64, compile=True), "cpu")
+    assert result.outcome == Outcome.UNSUPPORTED
+    assert "inductor" in result.message
+    assert memlab.predict(workload, StepConfig(batch_size=64), "cpu").outcome == Outcome.OK
+
+
 @pytest.mark.parametrize(
     "config", [StepConfig(compile=True), StepConfig(memory_budget=0.5, budget_engine="compile")]
 )
@@ -92,5 +106,5 @@ def test_on_a_card_a_compiled_step_is_refused_in_a_sentence(config):
     result = memlab.predict(net(), config, "t4")
     assert result.outcome == Outcome.UNSUPPORTED
     assert result.peak_allocated_bytes is None
-    assert "on a card the kernels that torch.compile generates decide" in result.message
+    assert "the kernels that torch.compile generates decide" in result.message
     assert "memlab.measure" in result.message

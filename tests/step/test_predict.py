@@ -123,6 +123,33 @@ def test_limit():
     assert memlab.predict(linear(), StepConfig(), "rtx-3060", memory_limit=GIB).fits is True
 
 
+@pytest.mark.parametrize("device", ["cpu", "t4"])
+@pytest.mark.parametrize("half_first", [True, False])
+def test_layers_of_two_default_formats_keep_theirs(half_first, device):
+    """The calls that make them differ by the default format alone."""
+
+    def layer(dtype):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            return nn.Linear(1024, 1024, bias=False)
+        finally:
+            torch.set_default_dtype(before)
+
+    def build():
+        formats = (torch.bfloat16, torch.float32) if half_first else (torch.float32, torch.bfloat16)
+        made = {dtype: layer(dtype) for dtype in formats}
+        model = nn.Sequential(made[torch.float32])
+        model.register_buffer("other", made[torch.bfloat16].weight.detach())
+        return model
+
+    result = memlab.predict(made_of(build, (1024,)), StepConfig(batch_size=2), device)
+    assert result.outcome == Outcome.OK, result.message
+    assert result.peak_by_category["parameters"] == 4 * 1024**2
+    if device == "cpu":  # on a card the workspace of cuBLAS is among them
+        assert result.peak_by_category["buffers"] == 2 * 1024**2
+
+
 @pytest.mark.parametrize("card", ["p4", "p100"])
 def test_cards_without_tensor_cores_gain_memory_and_no_arithmetic_from_fp16(card):
     config = StepConfig(batch_size=2048)

@@ -6,6 +6,7 @@ They take seconds to import, so each is imported when a function here first need
 import contextlib
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,13 +16,14 @@ from typing import Any
 import torch
 
 from memlab._util.torch_private.tensors import found_as_itself, without_modes
+from memlab.errors import UnsupportedError
 
 # the module that compiling, and the first call of an optimizer, would import
 DYNAMO = "torch._dynamo"
 
 # memlab's code that runs in place of PyTorch's while a step is recorded
 _UTIL = Path(__file__).parents[1]
-NEVER_COMPILED = (str(_UTIL), str(_UTIL.with_name("tracing")))
+NEVER_COMPILED = (f"{_UTIL}{os.sep}", f"{_UTIL.with_name('tracing')}{os.sep}")
 
 
 def partitioners() -> Any:
@@ -126,26 +128,40 @@ def compiled_calls_noted(begin: Callable[[str], None], end: Callable[[], None]) 
 
 
 @contextlib.contextmanager
-def compiled_inside_of_modes() -> Iterator[None]:
+def compiled_inside_of_modes(backend: str) -> Iterator[None]:
     """Let `torch.compile` compile inside of dispatch modes, which it would not, as outside of them.
 
     Only what was compiled runs inside: its operators reach the modes. Each size is compiled apart,
-    as in a process that meets no other.
+    as in a process that meets no other; of two sizes there are twice as many graphs.
+
+    Args:
+        backend: the one that may compile, besides "eager". Others generate code, which cannot run
+            over fake tensors.
     """
     module: Any = importlib.import_module(f"{DYNAMO}.convert_frame")
     wrapper = module.CatchErrorsWrapper
     convert = wrapper.__call__
 
     def outside(self: Any, frame: Any, *args: Any) -> Any:
-        if frame.f_code.co_filename.startswith(NEVER_COMPILED):
+        code = frame.f_code
+        if code.co_filename.startswith(NEVER_COMPILED):
             return module.ConvertFrameReturn()
+        name = getattr(innermost(self), "compiler_name", "")
+        if name not in (backend, "eager"):
+            raise UnsupportedError(
+                f"{code.co_qualname if sys.version_info >= (3, 11) else code.co_name} is compiled "
+                f"by the model or its loss itself, with backend {name!r}, whose code cannot be "
+                "predicted beside a compiled step; use memlab.measure, or compile=False"
+            )
         with without_modes(), found_as_itself():
             return convert(self, frame, *args)
 
     wrapper.__call__ = outside
-    settings = importlib.import_module(f"{DYNAMO}.config")
+    innermost = importlib.import_module(f"{DYNAMO}.eval_frame").innermost_backend
+    settings: Any = importlib.import_module(f"{DYNAMO}.config")
+    most = 2 * settings.recompile_limit
     try:
-        with settings.patch(automatic_dynamic_shapes=False):
+        with settings.patch(automatic_dynamic_shapes=False, recompile_limit=most):
             yield
     finally:
         wrapper.__call__ = convert
