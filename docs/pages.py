@@ -40,7 +40,7 @@ from memlab.techniques.technique import Setup, Technique, in_words
 
 ROOT = Path(__file__).resolve().parents[1]
 SHOWN = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md",
-         "docs/*.gif", "memlab/*/README.md", "CITATION.cff", "LICENSE")  # fmt: skip
+         "docs/*.gif", "docs/*.png", "memlab/*/README.md", "CITATION.cff", "LICENSE")  # fmt: skip
 EXECUTED = ROOT / "build" / "notebooks"
 CARD = torch.device("cuda")
 INJECTED, BLANK = "injected-parameters", "...)"
