@@ -328,6 +328,7 @@ def _recorded(
     on_built: Callable[[Step], None] = lambda step: None,
 ) -> Program:
     """Return the program of a run whose two steps may be over different batches."""
+    called_in = _compiled if tracker.lets_compile else tracker.modules
 
     def run(mode: FakeTensorMode) -> None:
         with as_rank(config, rank, tracker):
@@ -344,7 +345,7 @@ def _recorded(
         if step.scaler is not None:  # its first call allocates its scale, outside of any step
             tracker.mark(-1, Phase.BUILD, 0)
             step.scaler.scale(torch.zeros((), device=device))
-        with subclasses_left_out(as_own_format), calls_of(step.model):
+        with subclasses_left_out(as_own_format), called_in(step.model):
             step.set_seed(seed)
             step(partial(tracker.mark, 0))
             tracker.know_states(step.with_loss, step.optimizer)
@@ -364,7 +365,6 @@ def _recorded(
             tracker.recording.saved = saved_tensors(step)
         tracker.mark(-1, Phase.TEARDOWN, 0)
 
-    calls_of = _compiled if tracker.lets_compile else tracker.modules
     recording = record_fake(run, tracker)
     return program_of(recording, config.micro_batch_sizes, first.micro_batch_sizes[0])
 
