@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from memlab import Outcome, StepConfig, Workload
+from memlab.cost_model.traced_step import COMPILED_IS_UNKNOWN
 from memlab.devices.cards import Target, resolve
 from memlab.errors import MemlabError
 from memlab.prediction.planning import plan_in_process
@@ -239,7 +240,7 @@ def _predicted(fields: Mapping[str, Any]) -> Found:
         return Found(kind=Kind.PREDICTED)
     if found.outcome is not Outcome.UNSUPPORTED:
         return Found(kind=Kind.WRONG, why=found.message)
-    is_open = found.message.startswith("predict knows eager steps only")
+    is_open = found.message == COMPILED_IS_UNKNOWN
     return Found(kind=Kind.OPEN if is_open else Kind.REFUSED, why=found.message)
 
 

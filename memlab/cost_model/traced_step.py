@@ -38,6 +38,12 @@ from memlab.tracing.trace_step import trace_step
 from memlab.tracing.tracker import CompilingTracker, Tracker
 from memlab.workload import Workload
 
+COMPILED_IS_UNKNOWN = (
+    "predict knows a compiled step on a CPU alone, without its operators and plans: on a card the "
+    "kernels that torch.compile generates decide what is held; use memlab.measure, or "
+    "compile=False and budget_engine='eager'"
+)
+
 Made = TypeVar("Made")
 Recorded = TypeVar("Recorded")
 
@@ -192,11 +198,7 @@ def _check(config: StepConfig, target: Target, *, compiles: bool) -> None:
     # the check of an optimizer may import its library, which must not happen during a recording
     every.check(config, torch.device(target.kind), target.card)
     if is_compiled(config) and not (compiles and target.kind == "cpu"):
-        raise UnsupportedError(
-            "predict knows a compiled step on a CPU alone, without its operators and plans: on a "
-            "card the kernels that torch.compile generates decide what is held; use "
-            "memlab.measure, or compile=False and budget_engine='eager'"
-        )
+        raise UnsupportedError(COMPILED_IS_UNKNOWN)
     if config.precision is Precision.FP8_MIXED:
         raise UnsupportedError(
             "precision='fp8-mixed' cannot be predicted: what torchao's fp8 layers hold is not "
