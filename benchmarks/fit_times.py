@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from benchmarks import operator_rows, timm_operators
 from benchmarks.operator_rows import Measured
-from memlab.cost_model import roofline
+from memlab.cost_model import power, roofline
 from memlab.cost_model.roofline import (
     LAUNCH_SECONDS,
     Factors,
@@ -187,7 +187,7 @@ def seconds_of_operators(values: Values, given: Operators) -> Array:
     seconds = np.zeros(len(given.measured))
     for name in np.unique(given.card):
         card = cards.card(str(name))
-        clock = roofline.sustained(card, values["joules_per_flop"])
+        clock = power.sustained(card, values["joules_per_flop"])
         reach = values[f"reach.{roofline.reach_of(card)}"]
         for group in np.unique(given.group):
             at = (given.card == name) & (given.group == group)

@@ -158,6 +158,7 @@ def predict(
     *,
     seed: int = 0,
     memory_limit: int | str | None = None,
+    watts: float | None = None,
     timeout_seconds: float = 120,
     on_progress: OnProgress | None = None,
     progress: bool = True,
@@ -174,11 +175,13 @@ def predict(
         config: how it is trained.
         device: "cpu", "cuda", a card by name ("h200", "rtx-4090", "t4") or by memory ("24GiB"), or
             several cards ("8x-h100", "64x8-h100", "2-pcs"). They need not be in this machine.
-            "h200, recorded" uses the operator times that were recorded on that device. None is
-            the device that `measure` would use.
+            "h200, recorded" uses the operator times that were recorded on that device, and
+            "rtx-4060-laptop, 60 W" is a card under a power limit. None is the device that `measure`
+            would use.
         seed: set before the model, the batch and each step.
         memory_limit: bytes, or text such as "2GiB". The result's `fits` compares the peak with it:
             allocated bytes on a CPU, reserved bytes on CUDA.
+        watts: a power limit of the card, as it may also stand behind its name.
         timeout_seconds: the prediction ends as `timed_out` after this time.
         on_progress: as for `measure`.
         progress: as for `measure`.
@@ -198,7 +201,7 @@ def predict(
     return predict_with_size_model(
         workload,
         config,
-        device,
+        device if watts is None else f"{device or 'cuda'}, {watts:f} W",
         seed=seed,
         memory_limit=memory_limit,
         timeout_seconds=timeout_seconds,

@@ -8,11 +8,15 @@ from enum import StrEnum
 from functools import cache
 from typing import Any
 
-from memlab._util.checks import check_fields, of_type, size
+from memlab._util.checks import check_fields, checked, count, of_type, size
 from memlab._util.collectives import Communication
 from memlab._util.tables import facts_table
 from memlab._util.units import (
+    HOUR,
+    KWH,
     format_bytes,
+    format_duration,
+    format_energy,
     format_percent,
     format_seconds,
     plus_minus,
@@ -180,7 +184,7 @@ def outcome_checked(result: "StepResult", what: str) -> "StepResult":
     return result
 
 
-__all__ = ["Outcome", "Source", "StepResult", "format_percent", "signed_percent"]
+__all__ = ["Outcome", "RunCost", "Source", "StepResult", "format_percent", "signed_percent"]
 
 
 class Outcome(StrEnum):
@@ -205,6 +209,77 @@ class Source(StrEnum):
     MEASURED = "measured"
     PREDICTED = "predicted"
     RECORDED = "recorded"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunCost:
+    """What `StepResult.run_cost` returns. None is what is not known, or has no price.
+
+    Attributes:
+        seconds: of all steps, without loading, evaluation and saving.
+        num_devices: that work all this time.
+        joules: that the cards draw.
+        money: of the hours and of the energy, as far as their prices were given.
+        time_width: relative half-width of the seconds, 0.2 for +-20 %; 0 if measured.
+        energy_width: relative half-width of the joules.
+    """
+
+    seconds: float
+    num_devices: int = 1
+    joules: float | None = None
+    money: float | None = None
+    time_width: float = 0.0
+    energy_width: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @classmethod
+    def of(
+        cls,
+        seconds: float,
+        num_devices: int,
+        watts: float | None,
+        *,
+        prices: tuple[float | None, float | None],
+        widths: tuple[float, float],
+    ) -> "RunCost":
+        """Return the cost of this time; prices of an hour and a kWh, widths of time and power."""
+        per_hour, per_kwh = prices
+        joules = None if watts is None else watts * seconds * num_devices
+        parts = []
+        if per_hour is not None:
+            parts.append(per_hour * seconds / HOUR * num_devices)
+        if per_kwh is not None and joules is not None:
+            parts.append(per_kwh * joules / KWH)
+        return cls(
+            seconds=seconds,
+            num_devices=num_devices,
+            joules=joules,
+            money=sum(parts) if parts else None,
+            time_width=widths[0],
+            energy_width=math.hypot(*widths) if joules is not None else 0.0,
+        )
+
+    @property
+    def hours(self) -> float:
+        """The seconds in hours."""
+        return self.seconds / HOUR
+
+    @property
+    def kilowatt_hours(self) -> float | None:
+        """The joules in kWh."""
+        return None if self.joules is None else self.joules / KWH
+
+    def __str__(self) -> str:
+        """Return one line, such as "2.5 h +-20 %, 0.6 kWh +-25 %, 1.43 in money"."""
+        said = [f"{format_duration(self.seconds)}{plus_minus(self.time_width)}"]
+        said[0] += f" on {self.num_devices} devices" if self.num_devices > 1 else ""
+        if self.joules is not None:
+            said.append(f"{format_energy(self.joules)}{plus_minus(self.energy_width)}")
+        if self.money is not None:
+            said.append(f"{self.money:.2f} in money")
+        return ", ".join(said)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -239,6 +314,8 @@ class StepResult:
         locked_host_bytes: what PyTorch locks of host memory for them, each block a power of two.
         timeline: the step whose peak this is.
         step_seconds: median of `step_seconds_all`.
+        watts: mean power that a card is predicted to draw in a step, each of several; None if
+            measured, on a CPU, and where it is not known.
         step_seconds_all: wall time of every counted repeat, in order.
         others_share: the share of all processors that other programs used while the step was built
             and timed, 0..1; None if it is not known.
@@ -297,6 +374,7 @@ class StepResult:
     locked_host_bytes: int | None = None
     timeline: Timeline | None = None
     step_seconds: float | None = None
+    watts: float | None = None
     step_seconds_all: tuple[float, ...] = ()
     others_share: float | None = None
     samples_per_second: float | None = None
@@ -360,6 +438,47 @@ class StepResult:
         seconds = self.step_seconds
         about = plus_minus(self.time_width)
         return "" if seconds is None else f"{format_seconds(seconds)}{about} a step"
+
+    @checked(num_updates=count(1))
+    def run_cost(
+        self,
+        num_updates: int,
+        *,
+        price_per_hour: float | None = None,
+        price_per_kwh: float | None = None,
+    ) -> RunCost:
+        """Return the time, the energy and the money of this many steps.
+
+        Args:
+            num_updates: how often the step runs.
+            price_per_hour: of one device.
+            price_per_kwh: of what the cards draw, in the same currency; the rest of the machine and
+                its cooling are not in it.
+
+        Raises:
+            MemlabError: the time of the step is not known, or an argument is not allowed.
+
+        >>> import memlab
+        >>> workload = memlab.workloads.get("gpt-small", num_layers=2, sequence_length=64)
+        >>> result = memlab.predict(workload, memlab.StepConfig(batch_size=4), "rtx-4090, 300 W")
+        >>> cost = result.run_cost(10_000, price_per_hour=0.5, price_per_kwh=0.3)
+        >>> round(cost.kilowatt_hours - cost.hours * result.watts / 1000, 9)
+        0.0
+        >>> round(cost.money - 0.5 * cost.hours - 0.3 * cost.kilowatt_hours, 9)
+        0.0
+        """
+        if self.step_seconds is None:
+            raise UnsupportedError(
+                f"{self.workload_name} on {self.device} has no time, so a run of its steps has no "
+                f"cost: {self.message}"
+            )
+        return RunCost.of(
+            num_updates * self.step_seconds,
+            self.config.world_size,
+            self.watts,
+            prices=(price_per_hour, price_per_kwh),
+            widths=(self.time_width, (self.uncertainty or {}).get("watts", 0.0)),
+        )
 
     @property
     def sent_bytes(self) -> int | None:
@@ -557,6 +676,7 @@ class StepResult:
             "peak while saving": format_bytes(saved) if (saved := self.saving_peak_bytes) else "",
             "sent to other ranks": "; ".join(map(str, self.communication)),
             "time per step": self._cost("step_seconds", format_seconds),
+            "power": self._cost("watts", "{:.0f} W".format) if self.watts else "",
             "loss": self._cost("loss", "{:.4f}".format),
             "notes": " ".join(self.notes),
         })  # fmt: skip

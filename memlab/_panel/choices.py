@@ -22,7 +22,7 @@ from memlab.techniques import every
 from memlab.workload import FUNCTIONS, Value, Workload, have_same_values
 from memlab.workloads.quantizing import QUANTIZED
 
-OTHER_FORMS = {"pcie", "laptop"}
+OTHER_FORMS = {"pcie", "laptop", "gtx", "quadro", "titan"}  # the last three are no longer sold
 OTHER, OTHER_TEXT = "other", "another card, by memory size"
 
 
@@ -96,11 +96,17 @@ def offered_card(name: str) -> tuple[str, str]:
 
 
 def compared_cards() -> tuple[str, ...]:
-    """Return the cards that the table puts side by side: without PCIe and laptop forms of others.
+    """Return the cards that the table puts side by side: without old ones and forms of others.
 
     Each is predicted when the table is opened.
     """
-    return tuple(name for name in cards.names() if not OTHER_FORMS & {*name.split("-")})
+    known = cards.names()
+    return tuple(
+        name
+        for name in known
+        if not OTHER_FORMS & {*name.split("-")}
+        and not any(name.startswith(f"{other}-") for other in known)  # "rtx-4070-ti"
+    )
 
 
 def name_of(device: Any) -> str:

@@ -1,6 +1,7 @@
-"""Parse and print bytes and seconds.
+"""Parse and print bytes, seconds and energy.
 
-Everywhere else sizes are int bytes and times are float seconds; only this file converts them.
+Everywhere else sizes are int bytes, times float seconds and energies float joules; only this file
+converts them.
 Sizes are printed in binary units only (1 GiB = 2**30 bytes), because "GB" can mean two things.
 """
 
@@ -236,6 +237,30 @@ def format_seconds(seconds: float) -> str:
         return found
     scaled = seconds / 1e-6
     return f"{scaled:.0f} us" if abs(scaled) >= 1 or not scaled else f"{scaled:.2g} us"
+
+
+HOUR, DAY, KWH = 3600.0, 86400.0, 3.6e6  # seconds, seconds, joules
+
+
+def format_duration(seconds: float) -> str:
+    """Return the time of a whole run, in days, hours or minutes, or as `format_seconds` does.
+
+    >>> format_duration(5400), format_duration(200_000), format_duration(90), format_duration(2)
+    ('1.50 h', '2.31 days', '1.50 min', '2.00 s')
+    """
+    _number("seconds", seconds)
+    return _in_largest(seconds, {"days": DAY, "h": HOUR, "min": 60.0}) or format_seconds(seconds)
+
+
+def format_energy(joules: float) -> str:
+    """Return an energy in kWh or Wh, with about three significant digits.
+
+    >>> format_energy(5.4e6), format_energy(36_000), format_energy(0.9)
+    ('1.50 kWh', '10.0 Wh', '0.00025 Wh')
+    """
+    _number("joules", joules)
+    found = _in_largest(joules, {"kWh": KWH, "Wh": KWH / 1000})
+    return found or f"{joules / KWH * 1000:.3g} Wh"
 
 
 def _in_largest(number: float, units: Mapping[str, float]) -> str:

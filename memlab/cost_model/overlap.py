@@ -62,18 +62,17 @@ class Overlap:
     half_width: float
 
     @property
+    def slow_factor(self) -> float | None:
+        """How many times as long it takes with a slow host; None where that is not much."""
+        return _if_much(self.step_seconds, self.step_seconds + self.waiting_seconds)
+
+    @property
     def hidden_share(self) -> float:
         """The share of the communication that other operators hide; a tiny one is 0."""
         if not self.communication_seconds:
             return 0.0
         share = min(1.0 - self.exposed_seconds / self.communication_seconds, 1.0)
         return share if share >= LEAST_SHARE else 0.0
-
-    @property
-    def slow_seconds(self) -> float | None:
-        """What the step takes with a slow host; None where that is not much more."""
-        is_much = self.waiting_seconds >= MUCH_WAITING * self.step_seconds
-        return self.step_seconds + self.waiting_seconds if is_much else None
 
 
 def overlap_of(
@@ -102,8 +101,7 @@ def overlap_of(
         slow_launch_seconds: that it takes where Python does more between them.
     """
     is_sent = np.array([bool(operator.ranks) for operator in recording.operators], dtype=bool)
-    last = max(interval.step for interval in recording.intervals)
-    in_last = np.array([interval.step == last for interval in recording.intervals], dtype=bool)
+    in_last = _in_last_step(recording)
     of_last = in_last[[operator.interval for operator in recording.operators]]
 
     def total(kernels: float, links: float, launch: float = launch_seconds) -> float:
@@ -143,16 +141,45 @@ def overlap_notes(overlap: Overlap) -> list[str]:
             "One rank has no other to send to, so collectives take no time. The time of the step "
             f"is stated ± {overlap.half_width:.0%}, by the doubt about kernels."
         )
-    if overlap.slow_seconds is None:
-        return [said]
-    slow = format_seconds(overlap.slow_seconds)
+    return [said, *host_notes(overlap.slow_factor)]
+
+
+def slow_host_factor(recording: OpTrace, seconds: npt.NDArray[np.float64]) -> float | None:
+    """Return how many times as long a step takes with a slow host; None where that is not much.
+
+    Args:
+        recording: of two steps.
+        seconds: float64, (operators,), of each alone.
+    """
+    in_last = _in_last_step(recording)
+    usual, slow = (
+        float(seconds_of_streams(recording, seconds, launch)[in_last].sum())
+        for launch in (LAUNCH_SECONDS, SLOW_LAUNCH_SECONDS)
+    )
+    return _if_much(usual, slow)
+
+
+def _if_much(usual: float, slow: float) -> float | None:
+    return slow / usual if slow - usual >= MUCH_WAITING * usual > 0 else None
+
+
+def host_notes(slow_factor: float | None) -> list[str]:
+    """Return a note on a step that may wait for its host; none for any other."""
+    if slow_factor is None:
+        return []
     own, most = format_seconds(LAUNCH_SECONDS), format_seconds(SLOW_LAUNCH_SECONDS)
     return [
-        said,
-        f"Kernels of this step are so short that the card may wait for the host. A kernel each "
+        "Kernels of this step are so short that the card may wait for the host. A kernel each "
         f"{own} is assumed; with {most} of Python for each, as under Megatron, the step takes "
-        f"{slow}, which the ± does not include. Larger micro-batches wait less.",
+        f"{slow_factor:.2g} times as long, which the ± does not include. Larger micro-batches "
+        "wait less."
     ]
+
+
+def _in_last_step(recording: OpTrace) -> npt.NDArray[np.bool_]:
+    """Return which intervals are of the last step, (intervals,)."""
+    last = max((interval.step for interval in recording.intervals), default=0)
+    return np.array([interval.step == last for interval in recording.intervals], dtype=bool)
 
 
 def seconds_of_streams(

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from memlab._util.torch_private.tensors import OpOverload, schema_of
+from memlab.cost_model import power
 from memlab.devices.cards import Card
 from memlab.devices.operators import TRUE, Scalar, Signature, TensorSpec, call_of
 
@@ -254,11 +255,6 @@ TILE_LOADS, TILE_START = 2.0, 24.0
 SPLITS = (1, 2, 4, 8, 16, 32)  # of the inner size over tiles, where there are few tiles
 LEAST_SPLIT = 256  # of the inner size that is left to each
 
-# Power of a chip at one speed, as a share of 16 nm, by what the foundries state: TSMC N10 35-40 %
-# less than 16 nm, N7 40 % less than N10, N5 (and 4N) 30 % less than N7; Samsung 10LPE 40 % less
-# than 14 nm, 10LPP 15 % less than that, 8LPP another 10 %. 12 nm is 16 nm with denser cells.
-POWER_OF_PROCESS = {6: 1.0, 7: 1.0, 8: 0.39, 9: 0.27, 10: 0.27, 12: 0.27}  # by compute capability
-POWER_OF_OTHERS = {(8, 6): 0.46, (8, 9): 0.27}
 LEAST_SHARE = 0.05  # of a step's time; less is not mentioned
 VOLTA = (7, 0)  # delivers 1.22 times as large a share of its bandwidth as Pascal (white paper)
 
@@ -347,15 +343,19 @@ def half_width_of(part: KernelPart, dtype: torch.dtype | None) -> float:
     return float(max(widths))
 
 
-def seconds_of(
+def time_and_draw(
     part: KernelPart, dtype: torch.dtype | None, card: Card, peak: float | None
-) -> float:
-    """Return the seconds of a part on a card whose peak for its number format is given."""
+) -> tuple[float, power.Draw]:
+    """Return the seconds of a part on a card whose peak for its format is given, and its draw."""
     found = table()
     ideal = ideal_of(part, card, peak, found.reach, found.joules_per_flop)
     factors = found.groups[group_of(part, dtype)]
     least = least_factor(part, card, peak)
-    return float(combined(ideal, replace(factors, compute=max(factors.compute, least))))
+    factors = replace(factors, compute=max(factors.compute, least))
+    seconds, moved = (float(combined(ideal, f)) for f in (factors, replace(factors, compute=0.0)))
+    if part.group == "other_product":
+        return seconds, power.Draw.RECURRENT
+    return seconds, power.Draw.COMPUTE if seconds > moved else power.Draw.MEMORY
 
 
 def least_factor(part: KernelPart, card: Card, peak: float | None) -> float:
@@ -413,7 +413,7 @@ def ideal_of(
         flops = part.flops
         if part.product is not None:
             flops = whole_tiles(part.product, card.num_multiprocessors or 1)
-        compute = flops / (peak * sustained(card, joules_per_flop))
+        compute = flops / (peak * power.sustained(card, joules_per_flop))
     return Ideal(
         compute=compute,
         read=part.read_bytes / bandwidth,
@@ -429,20 +429,6 @@ def reach_of(card: Card) -> str:
     """
     is_old = card.compute_capability is not None and card.compute_capability < VOLTA
     return "low" if is_old or card.ecc_in_memory else "high"
-
-
-def sustained(card: Card, joules_per_flop: float) -> float:
-    """Return the clock that a card keeps up when it multiplies, as a share of its boost clock.
-
-    Power is in proportion to the clock, so a board with half the power that its chip would need
-    works at about half its boost clock: a T4 has 8.6 W for each TFLOP/s, a P4 13.6, a V100 17.9.
-    """
-    capability = card.compute_capability
-    if capability is None or card.board_watts is None or not card.fp32_flops_per_second:
-        return 1.0
-    process = POWER_OF_OTHERS.get(capability, POWER_OF_PROCESS.get(capability[0], 1.0))
-    joules = card.board_watts / card.fp32_flops_per_second
-    return min(1.0, joules / (joules_per_flop * process))
 
 
 @functools.lru_cache(maxsize=2**16)
@@ -579,11 +565,13 @@ class StepTime:
         estimate_seconds: the time to expect, never below the bound.
         unsure_seconds: the half-widths of kinds of kernels and number formats of which the fit of
             the estimate has seen few or none, added up; 0 for the others.
+        busy: seconds of the estimate in which kernels work, by what they draw.
     """
 
     lower_bound_seconds: float
     estimate_seconds: float
     unsure_seconds: float = 0.0
+    busy: power.Busy = power.IDLE
 
 
 def known_time(seconds: float) -> StepTime:
@@ -604,14 +592,16 @@ def step_time(
     if card.memory_bytes_per_second is None:
         return None
 
-    bound = estimate = unsure = 0.0
-    for signature, outputs, num_kernels in calls:
-        time = _time_of(work_of(signature, outputs), num_kernels, card, tf32_matmul)
-        bound += time.lower_bound_seconds
-        estimate += time.estimate_seconds
-        unsure += time.unsure_seconds
-
-    return StepTime(lower_bound_seconds=bound, estimate_seconds=estimate, unsure_seconds=unsure)
+    times = [
+        _time_of(work_of(signature, outputs), num_kernels, card, tf32_matmul)
+        for signature, outputs, num_kernels in calls
+    ]
+    return StepTime(
+        lower_bound_seconds=sum(time.lower_bound_seconds for time in times),
+        estimate_seconds=sum(time.estimate_seconds for time in times),
+        unsure_seconds=sum(time.unsure_seconds for time in times),
+        busy=power.added(time.busy for time in times),
+    )
 
 
 @functools.lru_cache(maxsize=2**14)
@@ -621,13 +611,15 @@ def _time_of(work: Work, num_kernels: int, card: Card, tf32_matmul: bool) -> Ste
 
     bound = max(_seconds_of(work, card, tf32_matmul))
     peak = peak_of(work, card, tf32_matmul)
-    seconds = sum(seconds_of(part, work.dtype, card, peak) for part in work.parts)
-    estimate = max(seconds, bound, LAUNCH_SECONDS * num_kernels)
+    parts = [time_and_draw(part, work.dtype, card, peak) for part in work.parts]
+    busy = max(sum(seconds for seconds, _ in parts), bound)
+    estimate = max(busy, LAUNCH_SECONDS * num_kernels)
     width = max((half_width_of(part, work.dtype) for part in work.parts), default=0.0)
     return StepTime(
         lower_bound_seconds=bound,
         estimate_seconds=estimate,
         unsure_seconds=width * estimate,
+        busy=power.Busy.of(parts).scaled_to(busy),
     )
 
 

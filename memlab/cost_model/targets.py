@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memlab._util.units import GIB
-from memlab.cost_model import cuda_kernels, links
+from memlab.cost_model import cuda_kernels, links, power
 from memlab.cost_model.calibration import Calibration, calibrate, overhead_seconds
 from memlab.cost_model.cost_store import Store
 from memlab.cost_model.links import cost_of, is_collective
-from memlab.cost_model.overlap import Overlap, overlap_notes, overlap_of, python_seconds
+from memlab.cost_model.overlap import (
+    Overlap,
+    host_notes,
+    overlap_notes,
+    overlap_of,
+    python_seconds,
+    slow_host_factor,
+)
 from memlab.cost_model.roofline import (
     HOST_EFFICIENCY,
     LAUNCH_SECONDS,
@@ -161,6 +168,10 @@ class Kernels:
             missing in `seconds`.
         seconds_half_width: the relative half-width of a step's time on a card; 0 on a CPU.
         overlap: how operators overlap between cards; None where they run one after the other.
+        slow_factor: how many times as long a step takes whose card waits for a slow host; None
+            where that is not much.
+        busy: seconds in which kernels of a card work in the last step, by what they draw.
+        watts: the mean draw of a card in that step; None on a CPU or where it is not known.
         products_seconds: of products and attention in forward and backward; 0 if not known.
         notes: sentences about what is not known.
     """
@@ -172,6 +183,9 @@ class Kernels:
     unknown_share: float = 0.0
     seconds_half_width: float = 0.0
     overlap: Overlap | None = None
+    slow_factor: float | None = None
+    busy: power.Busy = power.IDLE
+    watts: float | None = None
     products_seconds: float = 0.0
     notes: tuple[str, ...] = ()
 
@@ -236,7 +250,8 @@ def _is_hidden(recording: OpTrace) -> npt.NDArray[np.bool_]:
 def _on_card(recording: OpTrace, target: Target, *, tf32_matmul: bool) -> Kernels:
     card, costs = target.card, target.costs
     known = {} if costs is None else costs.operators
-    seconds, unsure, overlap, products = None, 0.0, None, 0.0
+    seconds, unsure, overlap, products, watts = None, 0.0, None, 0.0, None
+    busy, slow = power.IDLE, None
     notes = list(card_answers.notes())
     half_width = time_half_width(card, unsure)
     if card is not None and card.memory_bytes_per_second is not None:
@@ -245,13 +260,25 @@ def _on_card(recording: OpTrace, target: Target, *, tf32_matmul: bool) -> Kernel
         every = float(seconds[[not operator.ranks for operator in recording.operators]].sum())
         unsure = sum(time.unsure_seconds for time in times) / every if every else 0.0
         half_width = time_half_width(card, unsure)
+        of_step = [recording.intervals[o.interval].step == LAST_STEP for o in recording.operators]
+        busy = power.added(time.busy for time, is_own in zip(times, of_step, strict=True) if is_own)
+        if card.board_watts is not None:
+            watts, slower = power.draw(card, busy, float(seconds[of_step].sum()))
+            is_kernel = [not o.ranks and not o.crosses for o in recording.operators]
+            seconds = np.where(is_kernel, seconds * slower, seconds)
+            half_width = power.widened(half_width, slower)
+            notes += power.notes(card, slower)
         overlap = _overlap(recording, seconds, target, half_width)
         products = float(seconds[[_is_product(o, recording) for o in recording.operators]].sum())
         notes.append(time_note(card, unsure, "The time" if overlap is None else "That of kernels"))
 
+        slow = slow_host_factor(recording, seconds) if overlap is None else overlap.slow_factor
+
     if overlap is not None:
         notes[-1:-1] = overlap_notes(overlap)
         half_width = overlap.half_width
+    else:
+        notes += host_notes(slow)
     if seconds is not None and costs is not None and costs.origin:
         notes += _origin_note(recording, seconds, costs)
     return Kernels(
@@ -259,6 +286,9 @@ def _on_card(recording: OpTrace, target: Target, *, tf32_matmul: bool) -> Kernel
         seconds=seconds,
         seconds_half_width=half_width,
         overlap=overlap,
+        slow_factor=slow,
+        busy=busy,
+        watts=watts,
         products_seconds=products,
         notes=tuple(notes),
     )
@@ -267,7 +297,7 @@ def _on_card(recording: OpTrace, target: Target, *, tf32_matmul: bool) -> Kernel
 def _is_product(operator: Operator, recording: OpTrace) -> bool:
     """Return whether an operator multiplies in the forward or backward of the last step."""
     at = recording.intervals[operator.interval]
-    is_model = at.step == 1 and at.phase in (Phase.FORWARD, Phase.BACKWARD)
+    is_model = at.step == LAST_STEP and at.phase in (Phase.FORWARD, Phase.BACKWARD)
     signature = None if operator.ranks or not is_model else operator.signature
     return signature is not None and work_of(signature, operator.outputs).flops > 0
 
@@ -318,12 +348,12 @@ def _time_on(
         nbytes = sum(output.nbytes for output in operator.outputs)
         return known_time(nbytes / (card.host_bytes_per_second * HOST_EFFICIENCY) + LAUNCH_SECONDS)
 
-    cost = known.get(operator.signature)
-    if cost is not None and cost.seconds is not None:
-        return known_time(cost.seconds)
-
     call = KernelCall(operator.signature, operator.outputs)
-    return step_time([call], card, tf32_matmul=tf32_matmul) or NO_TIME
+    expected = step_time([call], card, tf32_matmul=tf32_matmul) or NO_TIME
+    cost = known.get(operator.signature)
+    if cost is None or cost.seconds is None:
+        return expected
+    return replace(known_time(cost.seconds), busy=expected.busy.scaled_to(cost.seconds))
 
 
 def _time_between(operator: Operator, cluster: Cluster | None) -> StepTime:
@@ -338,6 +368,7 @@ def _time_between(operator: Operator, cluster: Cluster | None) -> StepTime:
 
 
 NO_TIME = known_time(0.0)
+LAST_STEP = 1  # of the two that are recorded
 _store = Store()
 
 

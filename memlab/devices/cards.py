@@ -7,6 +7,7 @@ of them. To add a card, add a table to `cards.toml`.
 import dataclasses
 import difflib
 import functools
+import math
 import re
 import tomllib
 from collections import Counter
@@ -48,6 +49,9 @@ VOLTA, TURING = (7, 0), (7, 5)
 FP64_SHARES = {(6, 0): 1 / 2, (7, 0): 1 / 2, (8, 0): 1 / 2, (9, 0): 1 / 2, (10, 0): 1 / 2,
                (6, 1): 1 / 32, (7, 5): 1 / 32}  # fmt: skip
 FP64_SHARE_OF_OTHERS = 1 / 64
+
+LEAST_POWER = 0.3  # of a board's, as a limit: what lower ones cost is not known
+WITH_LIMIT = re.compile(r"(?P<device>.+?)\s*,\s*(?P<watts>\d+(\.\d+)?)\s*W(atts?)?", re.IGNORECASE)
 
 SMALLEST_CARD_BYTES = GIB  # nobody means a size in bytes by "4090" or "24"
 VENDOR = {"nvidia", "geforce", "tesla", "gpu", "sxm", "sxm2", "sxm4", "sxm5", "hbm3"}
@@ -94,6 +98,7 @@ class Card:
         host_bytes_per_second: of the bus to the host, in one direction; PCIe 4.0 where not known.
         board_watts: the most that the board may take; cards with little of it for their peak run
             below their boost clock when they work.
+        limit_watts: a lower limit that somebody set; None for none.
         ecc_in_memory: whether error correction is on and takes a share of memory and bandwidth.
         reached: the most that was timed on tensor cores of this kind; None where it is not known.
         nvlink: the board of `clusters.toml` whose links it has; None for a card without NVLink.
@@ -111,6 +116,7 @@ class Card:
     num_multiprocessors: int | None = None
     host_bytes_per_second: float = 31.5e9
     board_watts: float | None = None
+    limit_watts: float | None = None
     ecc_in_memory: bool = False
     reached: Reached | None = None
     nvlink: str | None = None
@@ -259,7 +265,7 @@ def nearest(text: object) -> tuple[str, ...]:
     """Return the names of the cards that are spelled most like a text, the nearest first.
 
     >>> nearest("rtx 3080 laptop")
-    ('rtx-3080-laptop-8', 'rtx-3080-laptop-16', 'rtx-5080-laptop')
+    ('rtx-3080-laptop-8', 'rtx-3080-ti-laptop', 'rtx-3080-laptop-16')
     """
     keys = difflib.get_close_matches(_key(str(text)), _by_key(), n=2 * MOST_NEAREST)
     return tuple(dict.fromkeys(_by_key()[key].name for key in keys))[:MOST_NEAREST]
@@ -389,15 +395,18 @@ def resolve(device: str | torch.device | None) -> Target:
     """Return the target for a device of this machine, any card by name or memory, or a cluster.
 
     None is the device that `measure` would choose. "cuda" on a machine without a card is any CUDA
-    card, without a limit.
+    card, without a limit. A power limit may stand behind a card: "rtx-4090, 300 W".
 
     Raises:
         DeviceError: it is neither a device of this machine nor a known card; the message lists
-            the cards.
+            the cards. Or its power cannot be limited so.
 
-    >>> resolve("RTX 4090").name
-    'rtx-4090'
+    >>> resolve("RTX 4090").name, resolve("RTX 4090, 300W").name
+    ('rtx-4090', 'rtx-4090, 300 W')
     """
+    limited = WITH_LIMIT.fullmatch(device) if isinstance(device, str) else None
+    if limited is not None:
+        return _limited(resolve(limited["device"]), float(limited["watts"]), shown(device))
     if device is None or re.fullmatch(r"(cpu|cuda)(:\d+)?", str(device)):
         if str(device) == "cuda" and not torch.cuda.is_available():
             return Target(kind="cuda", card=None, name="cuda")
@@ -420,3 +429,22 @@ def resolve(device: str | torch.device | None) -> Target:
         )
 
     return Target(kind="cuda", card=card, name=card.name)
+
+
+def _limited(target: Target, watts: float, said: str) -> Target:
+    """Return a target whose card, or each of whose cards, may take no more than this power."""
+    card = target.card
+    if card is None or card.board_watts is None:
+        raise DeviceError(
+            f"device={said}: what {target.name} takes is not known, so neither is what a power "
+            "limit costs. Name a card that memlab knows, such as 'rtx-4060-laptop, 60 W'"
+        )
+    least = math.ceil(LEAST_POWER * card.board_watts)
+    if not least <= watts <= card.board_watts:
+        raise DeviceError(
+            f"device={said}: allowed is {least} to {card.board_watts:g} W, which is the most that "
+            f"the board of a {card.name} takes; {target.name!r} alone is the card without a limit"
+        )
+    card = dataclasses.replace(card, limit_watts=watts)
+    group = target.cluster and dataclasses.replace(target.cluster, card=card)
+    return dataclasses.replace(target, card=card, cluster=group, name=f"{target.name}, {watts:g} W")

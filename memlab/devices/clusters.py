@@ -220,7 +220,7 @@ def _check(name: str, nodes: int, devices: int, card: "Card") -> None:
 
 
 def _is_geforce(card: "Card") -> bool:
-    return card.name.startswith("rtx-")
+    return "GeForce" in card.title
 
 
 def _nvlink(board: Mapping[str, Any]) -> Link:

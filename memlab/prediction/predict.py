@@ -17,6 +17,7 @@ import torch
 from memlab._util.units import format_bytes, format_seconds
 from memlab.config import Sharding, StepConfig
 from memlab.cost_model.cuda_kernels import Workspaces, middle, take_workspace, with_workspaces
+from memlab.cost_model.power import POWER_HALF_WIDTH
 from memlab.cost_model.targets import Kernels, seconds_of_intervals
 from memlab.cost_model.traced_step import Failure, TracedStep, from_traced_step
 from memlab.devices.cards import Card, Target
@@ -376,7 +377,7 @@ def _predicted(
         "parameter_formats": recording.parameter_formats,
         **offload.facts(config, recording.host_memory),
         "notes": (*of_step, *facts["notes"]),
-        "message": _summary(facts, None if overlap is None else overlap.slow_seconds),
+        "message": _summary(facts, made.kernels.slow_factor),
     }
     return facts, size_model
 
@@ -496,6 +497,7 @@ def _facts(
         "peak_holdings": memory.holdings(),
         "first_step_peak_bytes": step_memory(trace, 0).peak_bytes,
         "step_seconds": seconds,
+        "watts": kernels.watts,
         "samples_per_second": config.batch_size / seconds if seconds else None,
         "uncertainty": _uncertainty(allocated, kernels, recording, held, compiled),
         "notes": (
@@ -533,9 +535,11 @@ def _without_communication(facts: dict[str, Any], target: Target) -> dict[str, A
 
 def _with_bound(facts: dict[str, Any], note: str) -> dict[str, Any]:
     """Return the facts without a time, and with a note that says why."""
-    without = {name: width for name, width in facts["uncertainty"].items() if "second" not in name}
+    timed = ("step_seconds", "watts")
+    without = {name: width for name, width in facts["uncertainty"].items() if name not in timed}
     return {
         "step_seconds": None,
+        "watts": None,
         "samples_per_second": None,
         "uncertainty": without,
         "notes": (*facts["notes"], note),
@@ -561,7 +565,8 @@ def _uncertainty(
         number: width_of(number, convolutions=held.has_workspaces).half_width + unsure
         for number in OF_CARDS
     }
-    return widths | {"step_seconds": seconds}
+    power = {} if kernels.watts is None else {"watts": POWER_HALF_WIDTH}
+    return widths | {"step_seconds": seconds} | power
 
 
 def width_of_seconds(kernels: Kernels, *, is_cpu: bool) -> float:
@@ -584,7 +589,7 @@ def _width_notes(held: ReservedEstimate | None) -> tuple[str, ...]:
     )
 
 
-def _summary(facts: dict[str, Any], slow_seconds: float | None) -> str:
+def _summary(facts: dict[str, Any], slow_factor: float | None) -> str:
     unsure = facts["uncertainty"]["peak_allocated_bytes"]
     text = (
         f"predicted peak {format_bytes(facts['peak_allocated_bytes'])} allocated "
@@ -592,8 +597,9 @@ def _summary(facts: dict[str, Any], slow_seconds: float | None) -> str:
     )
     if facts["step_seconds"] is not None:
         text += f", about {format_seconds(facts['step_seconds'])} a step"
-        if slow_seconds is not None:
-            text += f", up to {format_seconds(slow_seconds)} with a slow host"
+        if slow_factor is not None:
+            slow = format_seconds(slow_factor * facts["step_seconds"])
+            text += f", up to {slow} with a slow host"
     return text
 
 

@@ -25,7 +25,7 @@ from torch import fx, nn
 from memlab._util.collectives import named_ranks
 from memlab._util.torch_private.tensors import OpOverload
 from memlab.config import Optimizer, Sharding, StepConfig
-from memlab.cost_model.targets import Kernels, seconds_of_intervals
+from memlab.cost_model.targets import LAST_STEP, Kernels, seconds_of_intervals
 from memlab.cost_model.traced_step import Failure, TracedStep, from_traced_step
 from memlab.devices.cards import Target
 from memlab.devices.operators import call_of_collective
@@ -52,7 +52,6 @@ from memlab.workload import Workload
 
 PREFIX = "node_of_graph_"
 LOSS = -1  # in place of the number of a node
-LAST_STEP = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memlab.cost_model import roofline
+from memlab.cost_model.power import sustained
 from memlab.cost_model.roofline import (
     BATCH_NORM_PASSES,
     Factors,
     Ideal,
     KernelCall,
     combined,
-    sustained,
     whole_tiles,
 )
 from memlab.devices import cards
@@ -107,7 +107,7 @@ def test_tensor_cores_alone_have_such_a_share():
 
     def times(dtype, peak):
         (part,) = parts(call(aten.mm.default, *(meta(8192, 8192, dtype=dtype),) * 2))
-        return [roofline.seconds_of(part, dtype, each, peak) for each in (card, bare)]
+        return [roofline.time_and_draw(part, dtype, each, peak)[0] for each in (card, bare)]
 
     on_cuda_cores = times(torch.float32, card.fp32_flops_per_second)
     assert on_cuda_cores[0] == on_cuda_cores[1]

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from memlab.cost_model.overlap import overlap_notes, overlap_of, seconds_of_streams
+from memlab.cost_model.overlap import (
+    host_notes,
+    overlap_notes,
+    overlap_of,
+    seconds_of_streams,
+    slow_host_factor,
+)
 from memlab.trace import Interval, Phase
 from memlab.tracing.recording import Operator, OpTrace, Streams
 
@@ -146,14 +152,25 @@ def test_what_rounding_leaves_is_not_hidden():
 def test_what_a_slow_host_adds_is_said_and_no_part_of_the_half_width():
     found = overlap(9.0, 2.0, slow=4.0)  # the card does not wait for it
     assert (found.waiting_seconds, found.half_width) == (0.0, overlap(9.0, 2.0).half_width)
-    assert found.slow_seconds is None
+    assert found.slow_factor is None
     (said,) = overlap_notes(found)
     assert "100 % is hidden" in said
     # issued after 0, 20 and 40 seconds, so that the step ends after 41
     found = overlap(9.0, 2.0, slow=20.0)
     assert (found.step_seconds, found.waiting_seconds) == (10.0, 31.0)
     assert found.half_width == overlap(9.0, 2.0).half_width
-    assert found.slow_seconds == 41.0
+    assert found.slow_factor == 4.1
     _, said = overlap_notes(found)
     assert "may wait for the host" in said
-    assert "the step takes 41.0 s, which the ± does not include" in said
+    assert "the step takes 4.1 times as long, which the ± does not include" in said
+
+
+def test_a_step_of_one_card_may_wait_for_a_slow_host_too():
+    """A thousand kernels of 5 us wait 40 us for each, but for the last; of 50 us they do not."""
+    for seconds, factor in ((5e-6, (999 * 40 + 5) / 5000), (50e-6, None)):
+        host = Host()
+        for _ in range(1000):
+            host.run(seconds)
+        found = slow_host_factor(host.recording, np.array(host.seconds))
+        assert found == (None if factor is None else pytest.approx(factor))
+        assert len(host_notes(found)) == (factor is not None)

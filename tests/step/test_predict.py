@@ -12,8 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 import memlab
 from memlab import Outcome, StepConfig, Workload
 from memlab._util.units import GIB, MIB
+from memlab.cost_model import power
 from memlab.devices import cards
 from memlab.devices.here import available_memory_bytes
+from memlab.errors import MemlabError
 from memlab.prediction.predict import predict_in_process
 from memlab.tracing import fake_workload
 from tests.models import blocks, ignored_labels, linear, made_of
@@ -113,6 +115,37 @@ def test_time_on_a_card_follows_its_speed():
     }
     assert seconds["t4"] > seconds["h200"] > 0
     assert seconds["24GiB"] is None
+
+
+def test_a_power_limit_slows_what_works_and_leaves_the_memory():
+    """A wide layer works nearly all the time, but for the copy of its batch; a small one waits."""
+
+    def of(width, device, **more):
+        workload = made_of(lambda: torch.nn.Linear(width, width, bias=False), (width,))
+        return memlab.predict(workload, StepConfig(batch_size=width), device, **more)
+
+    plain, limited = of(8192, "h100"), of(8192, "h100, 350 W")
+    same = of(8192, "h100", watts=350)
+    assert limited.device == same.device == "h100, 350 W"
+    assert limited.step_seconds == same.step_seconds
+    assert 0.75 * 700 < plain.watts < power.COMPUTE * 700
+    slower = power.slowdown(350 / 700, plain.watts / 700)
+    assert 1.2 < limited.step_seconds / plain.step_seconds < slower
+    assert limited.watts == 350
+    assert limited.peak_by_category == plain.peak_by_category
+    assert limited.time_width > plain.time_width
+    assert any("Under 350 W of 700 W" in note for note in limited.notes)
+    assert limited.run_cost(100).joules < plain.run_cost(100).joules
+
+    idle = of(8, "h100")
+    assert idle.watts < 0.5 * 700
+    assert of(8, "h100, 350 W").step_seconds == idle.step_seconds
+    assert of(8, "24GiB").watts is None
+    assert memlab.predict(linear(), StepConfig(), "cpu").watts is None
+    with pytest.raises(MemlabError, match="allowed is 210 to 700 W"):
+        of(8, "h100", watts=100)
+    with pytest.raises(MemlabError, match="watts=-1"):
+        of(8, "h100", watts=-1)
 
 
 def test_limit():

@@ -1,0 +1,167 @@
+"""What a card draws while it trains, and what a power limit costs.
+
+The idea. A busy card draws a share of its board's power that depends on what its kernels do, and a
+card that waits for its host draws little. The mean over a step is that of its kernels, each
+weighted by its time.
+
+If a limit lies below that, the card lowers its clock. What a chip draws beyond its static share is
+in proportion to f V^2. Voltage falls with the clock down to a floor, so above the floor the share
+falls with the cube of the clock, and below it in proportion. Every kernel slows with the clock,
+since caches and on-chip networks share it.
+
+`python -m benchmarks.power` fits the shares, with whole cards and whole networks left out, and
+prints how far off they are. Left out: a limit that is the card's own default, which `sustained` in
+`roofline.py` regards, and a chip that gets too warm.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from memlab.devices.cards import Card
+
+# Share of the board's power: products on compute units, other kernels, recurrent layers (few rows
+# at a time), and a card that has a program but no kernel. Of 87 settings of four networks on an
+# A40 and a V100 (benchmarks/data/power_epochs.csv).
+COMPUTE, MEMORY, RECURRENT, WAITING = 0.91, 0.79, 0.68, 0.18
+# Static share of the power, and the clock below which the voltage stays, of the boost clock.
+STATIC, FLOOR = 0.2, 0.75
+# Relative half-widths that cover 90 % of the settings of a card left out: of the mean power, and
+# of a slower step for each time that it takes longer.
+POWER_HALF_WIDTH, SLOWER_HALF_WIDTH = 0.15, 0.35
+
+
+class Draw(StrEnum):
+    """What a kernel draws power for."""
+
+    COMPUTE = "compute"
+    MEMORY = "memory"
+    RECURRENT = "recurrent"
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Seconds in which a card's kernels work, by what they draw power for."""
+
+    compute: float = 0.0
+    memory: float = 0.0
+    recurrent: float = 0.0
+
+    @classmethod
+    def of(cls, kernels: Iterable[tuple[float, Draw]]) -> "Busy":
+        """Return those of kernels, of which the seconds and the kind are given."""
+        found = dict.fromkeys(Draw, 0.0)
+        for seconds, draw in kernels:
+            found[draw] += seconds
+        return cls(*found.values())
+
+    @property
+    def seconds(self) -> float:
+        """Their sum."""
+        return self.compute + self.memory + self.recurrent
+
+    def scaled_to(self, seconds: float) -> "Busy":
+        """Return the same mix of kernels with this sum; of none, kernels that wait for memory."""
+        if not self.seconds:
+            return Busy(memory=seconds)
+        by = seconds / self.seconds
+        return Busy(self.compute * by, self.memory * by, self.recurrent * by)
+
+    def share_drawn(self, seconds: float) -> float:
+        """Return the mean draw over a time of at least their sum, as a share of the board's.
+
+        >>> round(Busy(compute=0.5, memory=0.3).share_drawn(1.0), 3)
+        0.728
+        """
+        waiting = max(seconds - self.seconds, 0.0)
+        drawn = COMPUTE * self.compute + MEMORY * self.memory + RECURRENT * self.recurrent
+        return (drawn + WAITING * waiting) / (self.seconds + waiting)
+
+
+IDLE = Busy()
+
+
+def added(parts: Iterable[Busy]) -> Busy:
+    """Return the sum of each kind."""
+    every = [(part.compute, part.memory, part.recurrent) for part in parts]
+    return Busy(*map(sum, zip(*every, strict=True))) if every else IDLE
+
+
+def slowdown(limit: float, drawn: float) -> float:
+    """Return how many times as long kernels take under a limit, at least 1.
+
+    Args:
+        limit: of the power, as a share of the board's.
+        drawn: without it, as such a share.
+
+    >>> slowdown(0.9, 0.8)
+    1.0
+    >>> round(slowdown(0.7, 0.9), 2), round(slowdown(0.5, 0.9), 2), round(slowdown(0.4, 0.9), 2)
+    (1.12, 1.33, 1.97)
+    """
+    if limit >= drawn:
+        return 1.0
+    dynamic = (limit - STATIC) / (drawn - STATIC)
+    return dynamic ** (-1 / 3) if dynamic >= FLOOR**3 else FLOOR**2 / dynamic
+
+
+def draw(card: Card, busy: Busy, seconds: float) -> tuple[float, float]:
+    """Return the mean watts of a card with a known board, and how many times as long it takes.
+
+    Args:
+        card: with or without a limit.
+        busy: seconds in which its kernels work.
+        seconds: of all operators.
+    """
+    assert card.board_watts is not None
+    drawn = busy.share_drawn(seconds) if seconds else WAITING
+    if card.limit_watts is None:
+        return card.board_watts * drawn, 1.0
+    limit = card.limit_watts / card.board_watts
+    return card.board_watts * min(drawn, limit), slowdown(limit, drawn)
+
+
+def notes(card: Card, slower: float) -> list[str]:
+    """Return a note on what a power limit costs; none without one."""
+    if card.limit_watts is None:
+        return []
+    return [
+        f"Under {card.limit_watts:g} W of {card.board_watts:g} W kernels are taken to be "
+        f"{slower:.2f} times as long, by how an A40 and a V100 slowed down."
+    ]
+
+
+def half_width(slower: float) -> float:
+    """Return the relative half-width of a time that is this many times as long."""
+    return SLOWER_HALF_WIDTH * (slower - 1) / slower
+
+
+def widened(width: float, slower: float) -> float:
+    """Return the relative half-width of a time with that of its slowdown.
+
+    >>> widened(0.2, 1.0)
+    0.2
+    """
+    return math.hypot(width, half_width(slower))
+
+
+# Power of a chip at one speed, as a share of 16 nm, by what the foundries state: TSMC N10 35-40 %
+# less than 16 nm, N7 40 % less than N10, N5 (and 4N) 30 % less than N7; Samsung 10LPE 40 % less
+# than 14 nm, 10LPP 15 % less than that, 8LPP another 10 %. 12 nm is 16 nm with denser cells.
+POWER_OF_PROCESS = {6: 1.0, 7: 1.0, 8: 0.39, 9: 0.27, 10: 0.27, 12: 0.27}  # by compute capability
+POWER_OF_OTHERS = {(8, 6): 0.46, (8, 9): 0.27}
+
+
+def sustained(card: Card, joules_per_flop: float) -> float:
+    """Return the clock that a card keeps up when it multiplies, as a share of its boost clock.
+
+    Power is in proportion to the clock, so a board with half the power that its chip would need
+    works at about half its boost clock: a T4 has 8.6 W for each TFLOP/s, a P4 13.6, a V100 17.9.
+    """
+    capability = card.compute_capability
+    if capability is None or card.board_watts is None or not card.fp32_flops_per_second:
+        return 1.0
+    process = POWER_OF_OTHERS.get(capability, POWER_OF_PROCESS.get(capability[0], 1.0))
+    joules = card.board_watts / card.fp32_flops_per_second
+    return min(1.0, joules / (joules_per_flop * process))
