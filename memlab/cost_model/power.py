@@ -27,9 +27,11 @@ from memlab.devices.cards import Card
 COMPUTE, MEMORY, RECURRENT, WAITING = 0.91, 0.79, 0.68, 0.18
 # Static share of the power, and the clock below which the voltage stays, of the boost clock.
 STATIC, FLOOR = 0.2, 0.75
-# Relative half-widths that cover 90 % of the settings of a card left out: of the mean power, and
-# of a slower step for each time that it takes longer.
-POWER_HALF_WIDTH, SLOWER_HALF_WIDTH = 0.15, 0.35
+# Relative half-widths that cover 90 % of the settings of a card left out. Of the mean power: while
+# products and other kernels work, and as much more as others do or none. Of a slower step: always,
+# and as much more as it takes longer.
+WORKING_WIDTH, OTHER_WIDTH = 0.12, 0.5
+LEAST_WIDTH, SLOWER_WIDTH = 0.03, 0.35
 
 
 class Draw(StrEnum):
@@ -55,6 +57,11 @@ class Busy:
         for seconds, draw in kernels:
             found[draw] += seconds
         return cls(*found.values())
+
+    def half_width(self, seconds: float) -> float:
+        """Return the relative half-width of `share_drawn`."""
+        other = max(seconds - self.compute - self.memory, 0.0) / seconds if seconds else 1.0
+        return WORKING_WIDTH + OTHER_WIDTH * other
 
     @property
     def seconds(self) -> float:
@@ -106,20 +113,20 @@ def slowdown(limit: float, drawn: float) -> float:
     return dynamic ** (-1 / 3) if dynamic >= FLOOR**3 else FLOOR**2 / dynamic
 
 
-def draw(card: Card, busy: Busy, seconds: float) -> tuple[float, float]:
-    """Return the mean watts of a card with a known board, and how many times as long it takes.
+def draw(card: Card, busy: Busy, seconds: float) -> tuple[float, float, float]:
+    """Return the mean watts of a card, their half-width, and how many times as long it takes.
 
     Args:
-        card: with or without a limit.
+        card: with a known board, and with or without a limit.
         busy: seconds in which its kernels work.
         seconds: of all operators.
     """
     assert card.board_watts is not None
-    drawn = busy.share_drawn(seconds) if seconds else WAITING
+    drawn, width = busy.share_drawn(seconds) if seconds else WAITING, busy.half_width(seconds)
     if card.limit_watts is None:
-        return card.board_watts * drawn, 1.0
+        return card.board_watts * drawn, width, 1.0
     limit = card.limit_watts / card.board_watts
-    return card.board_watts * min(drawn, limit), slowdown(limit, drawn)
+    return card.board_watts * min(drawn, limit), width, slowdown(limit, drawn)
 
 
 def notes(card: Card, slower: float) -> list[str]:
@@ -133,8 +140,8 @@ def notes(card: Card, slower: float) -> list[str]:
 
 
 def half_width(slower: float) -> float:
-    """Return the relative half-width of a time that is this many times as long."""
-    return SLOWER_HALF_WIDTH * (slower - 1) / slower
+    """Return the relative half-width of how many times as long a step takes; 0 of one."""
+    return 0.0 if slower == 1 else LEAST_WIDTH + SLOWER_WIDTH * (slower - 1) / slower
 
 
 def widened(width: float, slower: float) -> float:

@@ -172,6 +172,7 @@ class Kernels:
             where that is not much.
         busy: seconds in which kernels of a card work in the last step, by what they draw.
         watts: the mean draw of a card in that step; None on a CPU or where it is not known.
+        watts_half_width: the relative half-width of that.
         products_seconds: of products and attention in forward and backward; 0 if not known.
         notes: sentences about what is not known.
     """
@@ -186,6 +187,7 @@ class Kernels:
     slow_factor: float | None = None
     busy: power.Busy = power.IDLE
     watts: float | None = None
+    watts_half_width: float = 0.0
     products_seconds: float = 0.0
     notes: tuple[str, ...] = ()
 
@@ -251,7 +253,7 @@ def _on_card(recording: OpTrace, target: Target, *, tf32_matmul: bool) -> Kernel
     card, costs = target.card, target.costs
     known = {} if costs is None else costs.operators
     seconds, unsure, overlap, products, watts = None, 0.0, None, 0.0, None
-    busy, slow = power.IDLE, None
+    busy, slow, watts_width = power.IDLE, None, 0.0
     notes = list(card_answers.notes())
     half_width = time_half_width(card, unsure)
     if card is not None and card.memory_bytes_per_second is not None:
@@ -263,7 +265,7 @@ def _on_card(recording: OpTrace, target: Target, *, tf32_matmul: bool) -> Kernel
         of_step = [recording.intervals[o.interval].step == LAST_STEP for o in recording.operators]
         busy = power.added(time.busy for time, is_own in zip(times, of_step, strict=True) if is_own)
         if card.board_watts is not None:
-            watts, slower = power.draw(card, busy, float(seconds[of_step].sum()))
+            watts, watts_width, slower = power.draw(card, busy, float(seconds[of_step].sum()))
             is_kernel = [not o.ranks and not o.crosses for o in recording.operators]
             seconds = np.where(is_kernel, seconds * slower, seconds)
             half_width = power.widened(half_width, slower)
@@ -289,6 +291,7 @@ def _on_card(recording: OpTrace, target: Target, *, tf32_matmul: bool) -> Kernel
         slow_factor=slow,
         busy=busy,
         watts=watts,
+        watts_half_width=watts_width,
         products_seconds=products,
         notes=tuple(notes),
     )

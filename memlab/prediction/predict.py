@@ -17,7 +17,6 @@ import torch
 from memlab._util.units import format_bytes, format_seconds
 from memlab.config import Sharding, StepConfig
 from memlab.cost_model.cuda_kernels import Workspaces, middle, take_workspace, with_workspaces
-from memlab.cost_model.power import POWER_HALF_WIDTH
 from memlab.cost_model.targets import Kernels, seconds_of_intervals
 from memlab.cost_model.traced_step import Failure, TracedStep, from_traced_step
 from memlab.devices.cards import Card, Target
@@ -565,7 +564,7 @@ def _uncertainty(
         number: width_of(number, convolutions=held.has_workspaces).half_width + unsure
         for number in OF_CARDS
     }
-    power = {} if kernels.watts is None else {"watts": POWER_HALF_WIDTH}
+    power = {} if kernels.watts is None else {"watts": kernels.watts_half_width}
     return widths | {"step_seconds": seconds} | power
 
 

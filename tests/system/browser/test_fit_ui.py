@@ -1,5 +1,7 @@
 """*Fit for me* as a person meets it: pressed, watched, undone, by mouse and by keyboard."""
 
+import re
+
 import pytest
 
 from tests.system.browser.conftest import SHOTS
@@ -50,8 +52,10 @@ def test_where_nothing_fits_that_is_said_and_nothing_moves(panel):
     wait_for(lambda: badge(panel).startswith("✖ does not fit"))
     before = [value(panel, name) for name in ("Batch size", "Accumulation", "Memory budget")]
     button(panel, "Fit for me").click()
-    wait_for(lambda: "nothing that was tried fits 1.00 KiB" in status(panel), seconds=180)
-    wait_for(lambda: "takes at least" in panel.locator(FITS).inner_text())
+    said = "nothing that was tried .*fits 1.00 KiB"  # "before the time ended", on a busy machine
+    wait_for(lambda: re.search(said, status(panel)), seconds=180)
+    least = "takes at least|the least of it is"
+    wait_for(lambda: re.search(least, panel.locator(FITS).inner_text()))
     after = [value(panel, name) for name in ("Batch size", "Accumulation", "Memory budget")]
     assert after == before
 
