@@ -27,7 +27,6 @@ import memlab
 from benchmarks import gpu_peaks, report
 from benchmarks.public_runs import use_packages
 from memlab.cost_model import power
-from memlab.cost_model.targets import LAST_STEP
 from memlab.cost_model.traced_step import Failure, TracedStep, from_traced_step
 from memlab.devices.cards import resolve
 
@@ -136,7 +135,7 @@ def _shares(step: TracedStep) -> tuple[float, ...]:
     kernels = step.kernels()
     assert kernels.seconds is not None
     recording, busy = step.program.recording, kernels.busy
-    own = [recording.intervals[o.interval].step == LAST_STEP for o in recording.operators]
+    own = [recording.intervals[o.interval].step >= 0 for o in recording.operators]
     seconds = float(kernels.seconds[own].sum())
     known = [part / seconds for part in (busy.compute, busy.memory, busy.recurrent)]
     return (*known, max(1 - sum(known), 0.0))
@@ -267,7 +266,12 @@ def coverage(pairs: Sequence[tuple[Epochs, Array]]) -> dict[str, float]:
     is_working = np.array([one.mix[:2].sum() > WORKING for one, _ in pairs])
     limited = [each for each in under_limits(pairs) if each.slower[1] > 1]
     times = np.array([abs(each.slower[0] / each.slower[1] - 1) for each in limited])
-    slower = np.array([power.half_width(each.slower[1]) for each in limited])
+    slower = np.array(
+        [
+            power.LEAST_WIDTH + power.SLOWER_WIDTH * (each.slower[1] - 1) / each.slower[1]
+            for each in limited
+        ]
+    )
     return {
         "watts %": 100 * float((off <= widths).mean()),
         "of working cards %": 100 * float((off <= widths)[is_working].mean()),

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from memlab._util.checks import anything, checked, count, seconds, size
 from memlab._util.units import shown
 from memlab.config import Sharding, StepConfig
-from memlab.devices.cards import Target
+from memlab.devices.cards import Target, with_limit
 from memlab.devices.here import resolve_device, versions_here
 from memlab.errors import ConfigError, MemlabError, UnsupportedError, WorkloadError
 from memlab.loading import LoadingConfig, LoadingResult
@@ -201,7 +201,7 @@ def predict(
     return predict_with_size_model(
         workload,
         config,
-        device if watts is None else f"{device or 'cuda'}, {watts:f} W",
+        device if watts is None else with_limit(device, watts),
         seed=seed,
         memory_limit=memory_limit,
         timeout_seconds=timeout_seconds,

@@ -278,7 +278,7 @@ class RunCost:
         if self.joules is not None:
             said.append(f"{format_energy(self.joules)}{plus_minus(self.energy_width)}")
         if self.money is not None:
-            said.append(f"{self.money:.2f} in money")
+            said.append(f"{self.money:{'.2f' if self.money >= 0.1 else '.2g'}} in money")
         return ", ".join(said)
 
 

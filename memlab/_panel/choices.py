@@ -22,7 +22,6 @@ from memlab.techniques import every
 from memlab.workload import FUNCTIONS, Value, Workload, have_same_values
 from memlab.workloads.quantizing import QUANTIZED
 
-OTHER_FORMS = {"pcie", "laptop", "gtx", "quadro", "titan"}  # the last three are no longer sold
 OTHER, OTHER_TEXT = "other", "another card, by memory size"
 
 
@@ -96,17 +95,8 @@ def offered_card(name: str) -> tuple[str, str]:
 
 
 def compared_cards() -> tuple[str, ...]:
-    """Return the cards that the table puts side by side: without old ones and forms of others.
-
-    Each is predicted when the table is opened.
-    """
-    known = cards.names()
-    return tuple(
-        name
-        for name in known
-        if not OTHER_FORMS & {*name.split("-")}
-        and not any(name.startswith(f"{other}-") for other in known)  # "rtx-4070-ti"
-    )
+    """Return the cards that the table puts side by side; each is predicted when it is opened."""
+    return tuple(name for name, row in cards.rows()["card"].items() if row.get("compared"))
 
 
 def name_of(device: Any) -> str:
@@ -124,7 +114,7 @@ def num_cards(device: str) -> int | None:
     Raises:
         DeviceError: there are no such machines.
     """
-    found = cards.cluster(device) if cards.find(device) is None else None
+    found = None if is_recorded(device) else cards.resolve(device).cluster
     return found.num_devices if found else None
 
 

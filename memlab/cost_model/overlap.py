@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 DEFAULT = 0  # the stream of a step's own operators
 LEAST_SHARE = 0.005  # of the communication, below which nothing is hidden: floats leave a rest
+OF_HOST = "Kernels of this step are so short"  # how the note on the host begins
 MUCH_WAITING = 0.1  # for the host, as a share of a step's time: it is said
 
 
@@ -101,7 +102,8 @@ def overlap_of(
         slow_launch_seconds: that it takes where Python does more between them.
     """
     is_sent = np.array([bool(operator.ranks) for operator in recording.operators], dtype=bool)
-    in_last = _in_last_step(recording)
+    last = max(interval.step for interval in recording.intervals)
+    in_last = np.array([interval.step == last for interval in recording.intervals], dtype=bool)
     of_last = in_last[[operator.interval for operator in recording.operators]]
 
     def total(kernels: float, links: float, launch: float = launch_seconds) -> float:
@@ -148,12 +150,12 @@ def slow_host_factor(recording: OpTrace, seconds: npt.NDArray[np.float64]) -> fl
     """Return how many times as long a step takes with a slow host; None where that is not much.
 
     Args:
-        recording: of two steps.
+        recording: of a step or more, which count together.
         seconds: float64, (operators,), of each alone.
     """
-    in_last = _in_last_step(recording)
+    in_step = np.array([interval.step >= 0 for interval in recording.intervals], dtype=bool)
     usual, slow = (
-        float(seconds_of_streams(recording, seconds, launch)[in_last].sum())
+        float(seconds_of_streams(recording, seconds, launch)[in_step].sum())
         for launch in (LAUNCH_SECONDS, SLOW_LAUNCH_SECONDS)
     )
     return _if_much(usual, slow)
@@ -169,17 +171,10 @@ def host_notes(slow_factor: float | None) -> list[str]:
         return []
     own, most = format_seconds(LAUNCH_SECONDS), format_seconds(SLOW_LAUNCH_SECONDS)
     return [
-        "Kernels of this step are so short that the card may wait for the host. A kernel each "
-        f"{own} is assumed; with {most} of Python for each, as under Megatron, the step takes "
-        f"{slow_factor:.2g} times as long, which the ± does not include. Larger micro-batches "
-        "wait less."
+        f"{OF_HOST} that the card may wait for the host. A kernel each {own} is assumed; with "
+        f"{most} of Python for each, as under Megatron, the step takes {slow_factor:.2g} times as "
+        "long, which the ± does not include. A larger batch, or fewer micro-batches, waits less."
     ]
-
-
-def _in_last_step(recording: OpTrace) -> npt.NDArray[np.bool_]:
-    """Return which intervals are of the last step, (intervals,)."""
-    last = max((interval.step for interval in recording.intervals), default=0)
-    return np.array([interval.step == last for interval in recording.intervals], dtype=bool)
 
 
 def seconds_of_streams(

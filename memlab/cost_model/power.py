@@ -14,7 +14,6 @@ prints how far off they are. Left out: a limit that is the card's own default, w
 `roofline.py` regards, and a chip that gets too warm.
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,19 +21,20 @@ from enum import StrEnum
 from memlab.devices.cards import Card
 
 # Share of the board's power: products on compute units, other kernels, recurrent layers (few rows
-# at a time), and a card that has a program but no kernel. Of 87 settings of four networks on an
+# at a time), and a card that has a program but no kernel. Of 95 settings of four networks on an
 # A40 and a V100 (benchmarks/data/power_epochs.csv).
-COMPUTE, MEMORY, RECURRENT, WAITING = 0.91, 0.79, 0.68, 0.18
+COMPUTE, MEMORY, RECURRENT, WAITING = 0.92, 0.79, 0.60, 0.12
 # Static share of the power, and the clock below which the voltage stays, of the boost clock.
-STATIC, FLOOR = 0.2, 0.75
+STATIC, FLOOR = 0.2, 0.8
 # Relative half-widths that cover 90 % of the settings of a card left out. Of the mean power: while
-# products and other kernels work, and as much more as others do or none. Of a slower step: always,
-# and as much more as it takes longer.
-WORKING_WIDTH, OTHER_WIDTH = 0.12, 0.5
-LEAST_WIDTH, SLOWER_WIDTH = 0.03, 0.35
+# products and other kernels work, and as much more as others do or none; of a limit that is
+# reached. Of a slower step: always, and as much more as it takes longer.
+WORKING_WIDTH, OTHER_WIDTH, LIMIT_WIDTH = 0.15, 0.35, 0.15
+LEAST_WIDTH, SLOWER_WIDTH = 0.08, 0.35
+SAID = "Under a power limit of"  # how the note begins
 
 
-class Draw(StrEnum):
+class DrawnBy(StrEnum):
     """What a kernel draws power for."""
 
     COMPUTE = "compute"
@@ -51,11 +51,11 @@ class Busy:
     recurrent: float = 0.0
 
     @classmethod
-    def of(cls, kernels: Iterable[tuple[float, Draw]]) -> "Busy":
+    def of(cls, kernels: Iterable[tuple[float, DrawnBy]]) -> "Busy":
         """Return those of kernels, of which the seconds and the kind are given."""
-        found = dict.fromkeys(Draw, 0.0)
-        for seconds, draw in kernels:
-            found[draw] += seconds
+        found = dict.fromkeys(DrawnBy, 0.0)
+        for seconds, by in kernels:
+            found[by] += seconds
         return cls(*found.values())
 
     def half_width(self, seconds: float) -> float:
@@ -75,14 +75,18 @@ class Busy:
         by = seconds / self.seconds
         return Busy(self.compute * by, self.memory * by, self.recurrent * by)
 
-    def share_drawn(self, seconds: float) -> float:
+    def share_drawn(self, seconds: float, compute: float = COMPUTE) -> float:
         """Return the mean draw over a time of at least their sum, as a share of the board's.
 
+        Args:
+            seconds: of the step.
+            compute: that products draw.
+
         >>> round(Busy(compute=0.5, memory=0.3).share_drawn(1.0), 3)
-        0.728
+        0.721
         """
         waiting = max(seconds - self.seconds, 0.0)
-        drawn = COMPUTE * self.compute + MEMORY * self.memory + RECURRENT * self.recurrent
+        drawn = compute * self.compute + MEMORY * self.memory + RECURRENT * self.recurrent
         return (drawn + WAITING * waiting) / (self.seconds + waiting)
 
 
@@ -95,62 +99,84 @@ def added(parts: Iterable[Busy]) -> Busy:
     return Busy(*map(sum, zip(*every, strict=True))) if every else IDLE
 
 
-def slowdown(limit: float, drawn: float) -> float:
+def slowdown(limit: float, drawn: float, clock: float = 1.0) -> float:
     """Return how many times as long kernels take under a limit, at least 1.
 
     Args:
         limit: of the power, as a share of the board's.
         drawn: without it, as such a share.
+        clock: without it, as a share of the boost clock (`sustained`).
 
     >>> slowdown(0.9, 0.8)
     1.0
     >>> round(slowdown(0.7, 0.9), 2), round(slowdown(0.5, 0.9), 2), round(slowdown(0.4, 0.9), 2)
-    (1.12, 1.33, 1.97)
+    (1.12, 1.49, 2.24)
     """
     if limit >= drawn:
         return 1.0
-    dynamic = (limit - STATIC) / (drawn - STATIC)
-    return dynamic ** (-1 / 3) if dynamic >= FLOOR**3 else FLOOR**2 / dynamic
+    dynamic, floor = (limit - STATIC) / (drawn - STATIC), min(FLOOR / clock, 1.0)
+    return dynamic ** (-1 / 3) if dynamic >= floor**3 else floor**2 / dynamic
 
 
-def draw(card: Card, busy: Busy, seconds: float) -> tuple[float, float, float]:
-    """Return the mean watts of a card, their half-width, and how many times as long it takes.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PowerDraw:
+    """What a card draws in a step.
+
+    Attributes:
+        watts: the mean.
+        half_width: its relative half-width.
+        slower: how many times as long kernels take, under a limit.
+        slower_half_width: the relative half-width of that.
+    """
+
+    watts: float
+    half_width: float
+    slower: float = 1.0
+    slower_half_width: float = 0.0
+
+
+def draw(card: Card, busy: Busy, seconds: float, clock: float) -> PowerDraw:
+    """Return what a card draws in a step.
 
     Args:
         card: with a known board, and with or without a limit.
         busy: seconds in which its kernels work.
-        seconds: of all operators.
+        seconds: of the step without a limit.
+        clock: that it keeps up when it multiplies (`sustained`); below 1 all of the board's power
+            is drawn then.
     """
     assert card.board_watts is not None
-    drawn, width = busy.share_drawn(seconds) if seconds else WAITING, busy.half_width(seconds)
-    if card.limit_watts is None:
-        return card.board_watts * drawn, width, 1.0
-    limit = card.limit_watts / card.board_watts
-    return card.board_watts * min(drawn, limit), width, slowdown(limit, drawn)
+    compute = COMPUTE if clock == 1 else 1.0
+    drawn = busy.share_drawn(seconds, compute) if seconds else WAITING
+    width = busy.half_width(seconds)
+    limit = 1.0 if card.limit_watts is None else card.limit_watts / card.board_watts
+    if limit >= drawn * (1 + width) or card.limit_watts is None:
+        return PowerDraw(watts=card.board_watts * drawn, half_width=width)
+    slower = slowdown(limit, drawn, clock)
+    return PowerDraw(
+        watts=card.board_watts * min(drawn, limit),
+        half_width=LIMIT_WIDTH if limit < drawn else width,
+        slower=slower,
+        slower_half_width=LEAST_WIDTH + SLOWER_WIDTH * (slower - 1) / slower,
+    )
 
 
 def notes(card: Card, slower: float) -> list[str]:
     """Return a note on what a power limit costs; none without one."""
     if card.limit_watts is None:
         return []
+    said = f"{SAID} {card.limit_watts:g} W"
+    if card.board_watts is not None and card.limit_watts > card.board_watts:
+        return [
+            f"{said}, above the {card.board_watts:g} W of the data sheet, the card is predicted as "
+            "one without a limit; it may clock higher."
+        ]
+    if slower == 1:
+        return [f"{said} the step takes no longer, since it draws less than that."]
     return [
-        f"Under {card.limit_watts:g} W of {card.board_watts:g} W kernels are taken to be "
-        f"{slower:.2f} times as long, by how an A40 and a V100 slowed down."
+        f"{said} of {card.board_watts:g} W kernels are taken to be {slower:.2f} times as long, by "
+        "how an A40 and a V100 slowed down."
     ]
-
-
-def half_width(slower: float) -> float:
-    """Return the relative half-width of how many times as long a step takes; 0 of one."""
-    return 0.0 if slower == 1 else LEAST_WIDTH + SLOWER_WIDTH * (slower - 1) / slower
-
-
-def widened(width: float, slower: float) -> float:
-    """Return the relative half-width of a time with that of its slowdown.
-
-    >>> widened(0.2, 1.0)
-    0.2
-    """
-    return math.hypot(width, half_width(slower))
 
 
 # Power of a chip at one speed, as a share of 16 nm, by what the foundries state: TSMC N10 35-40 %

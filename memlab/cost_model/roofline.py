@@ -345,7 +345,7 @@ def half_width_of(part: KernelPart, dtype: torch.dtype | None) -> float:
 
 def time_and_draw(
     part: KernelPart, dtype: torch.dtype | None, card: Card, peak: float | None
-) -> tuple[float, power.Draw]:
+) -> tuple[float, power.DrawnBy]:
     """Return the seconds of a part on a card whose peak for its format is given, and its draw."""
     found = table()
     ideal = ideal_of(part, card, peak, found.reach, found.joules_per_flop)
@@ -354,8 +354,8 @@ def time_and_draw(
     factors = replace(factors, compute=max(factors.compute, least))
     seconds, moved = (float(combined(ideal, f)) for f in (factors, replace(factors, compute=0.0)))
     if part.group == "other_product":
-        return seconds, power.Draw.RECURRENT
-    return seconds, power.Draw.COMPUTE if seconds > moved else power.Draw.MEMORY
+        return seconds, power.DrawnBy.RECURRENT
+    return seconds, power.DrawnBy.COMPUTE if seconds > moved else power.DrawnBy.MEMORY
 
 
 def least_factor(part: KernelPart, card: Card, peak: float | None) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from memlab.cost_model.calibration import Calibration, calibrate, overhead_secon
 from memlab.cost_model.cost_store import Store
 from memlab.cost_model.links import cost_of, is_collective
 from memlab.cost_model.overlap import (
+    OF_HOST,
     Overlap,
     host_notes,
     overlap_notes,
@@ -30,6 +32,7 @@ from memlab.cost_model.roofline import (
     StepTime,
     known_time,
     step_time,
+    table,
     time_half_width,
     time_note,
     work_of,
@@ -170,9 +173,8 @@ class Kernels:
         overlap: how operators overlap between cards; None where they run one after the other.
         slow_factor: how many times as long a step takes whose card waits for a slow host; None
             where that is not much.
-        busy: seconds in which kernels of a card work in the last step, by what they draw.
-        watts: the mean draw of a card in that step; None on a CPU or where it is not known.
-        watts_half_width: the relative half-width of that.
+        busy: seconds in which kernels of a card work in the recorded steps, by what they draw.
+        draw: what the card draws in them; None on a CPU or where it is not known.
         products_seconds: of products and attention in forward and backward; 0 if not known.
         notes: sentences about what is not known.
     """
@@ -186,8 +188,7 @@ class Kernels:
     overlap: Overlap | None = None
     slow_factor: float | None = None
     busy: power.Busy = power.IDLE
-    watts: float | None = None
-    watts_half_width: float = 0.0
+    draw: power.PowerDraw | None = None
     products_seconds: float = 0.0
     notes: tuple[str, ...] = ()
 
@@ -228,12 +229,17 @@ def seconds_of_intervals(recording: OpTrace, kernels: Kernels) -> npt.NDArray[np
         return None
     if kernels.overlap is not None:
         return kernels.overlap.interval_seconds
+    return _interval_seconds(recording, kernels.seconds)
 
+
+def _interval_seconds(
+    recording: OpTrace, seconds: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
     interval = np.array([operator.interval for operator in recording.operators], dtype=np.int64)
     count = len(recording.intervals)
     hidden = _is_hidden(recording)
     kernel, copy = (
-        np.bincount(interval[which], weights=kernels.seconds[which], minlength=count)
+        np.bincount(interval[which], weights=seconds[which], minlength=count)
         for which in (~hidden, hidden)
     )
 
@@ -252,49 +258,70 @@ def _is_hidden(recording: OpTrace) -> npt.NDArray[np.bool_]:
 def _on_card(recording: OpTrace, target: Target, *, tf32_matmul: bool) -> Kernels:
     card, costs = target.card, target.costs
     known = {} if costs is None else costs.operators
-    seconds, unsure, overlap, products, watts = None, 0.0, None, 0.0, None
-    busy, slow, watts_width = power.IDLE, None, 0.0
-    notes = list(card_answers.notes())
+    effects, notes = cuda_kernels.effects(recording, card), list(card_answers.notes())
+    if card is None or card.memory_bytes_per_second is None:
+        width = time_half_width(card, 0.0)
+        return Kernels(effects=effects, seconds=None, seconds_half_width=width, notes=tuple(notes))
+
+    times = [_time_on(o, card, target.cluster, known, tf32_matmul) for o in recording.operators]
+    seconds = np.array([time.estimate_seconds for time in times])
+    every = float(seconds[[not operator.ranks for operator in recording.operators]].sum())
+    unsure = sum(time.unsure_seconds for time in times) / every if every else 0.0
     half_width = time_half_width(card, unsure)
-    if card is not None and card.memory_bytes_per_second is not None:
-        times = [_time_on(o, card, target.cluster, known, tf32_matmul) for o in recording.operators]
-        seconds = np.array([time.estimate_seconds for time in times])
-        every = float(seconds[[not operator.ranks for operator in recording.operators]].sum())
-        unsure = sum(time.unsure_seconds for time in times) / every if every else 0.0
-        half_width = time_half_width(card, unsure)
-        of_step = [recording.intervals[o.interval].step == LAST_STEP for o in recording.operators]
-        busy = power.added(time.busy for time, is_own in zip(times, of_step, strict=True) if is_own)
-        if card.board_watts is not None:
-            watts, watts_width, slower = power.draw(card, busy, float(seconds[of_step].sum()))
-            is_kernel = [not o.ranks and not o.crosses for o in recording.operators]
-            seconds = np.where(is_kernel, seconds * slower, seconds)
-            half_width = power.widened(half_width, slower)
-            notes += power.notes(card, slower)
+    overlap = _overlap(recording, seconds, target, half_width)
+    busy, drawn = _power(recording, times, seconds, card, overlap)
+    if drawn is not None and drawn.slower > 1:
+        working = [drawn.slower * time.busy.seconds for time in times]
+        seconds = np.maximum(seconds, np.array(working))
+        half_width = math.hypot(half_width, drawn.slower_half_width)
         overlap = _overlap(recording, seconds, target, half_width)
-        products = float(seconds[[_is_product(o, recording) for o in recording.operators]].sum())
-        notes.append(time_note(card, unsure, "The time" if overlap is None else "That of kernels"))
 
-        slow = slow_host_factor(recording, seconds) if overlap is None else overlap.slow_factor
-
+    notes += [] if drawn is None else power.notes(card, drawn.slower)
+    slow = slow_host_factor(recording, seconds) if overlap is None else overlap.slow_factor
     if overlap is not None:
-        notes[-1:-1] = overlap_notes(overlap)
         half_width = overlap.half_width
-    else:
+        notes += overlap_notes(overlap)
+    notes.append(time_note(card, unsure, "The time" if overlap is None else "That of kernels"))
+    if overlap is None and not known:
         notes += host_notes(slow)
-    if seconds is not None and costs is not None and costs.origin:
+    if costs is not None and costs.origin:
         notes += _origin_note(recording, seconds, costs)
     return Kernels(
-        effects=cuda_kernels.effects(recording, card),
+        effects=effects,
         seconds=seconds,
         seconds_half_width=half_width,
         overlap=overlap,
-        slow_factor=slow,
+        slow_factor=None if known else slow,
         busy=busy,
-        watts=watts,
-        watts_half_width=watts_width,
-        products_seconds=products,
+        draw=drawn,
+        products_seconds=float(
+            seconds[[_is_product(o, recording) for o in recording.operators]].sum()
+        ),
         notes=tuple(notes),
     )
+
+
+def _power(
+    recording: OpTrace,
+    times: Sequence[StepTime],
+    seconds: npt.NDArray[np.float64],
+    card: Card,
+    overlap: Overlap | None,
+) -> tuple[power.Busy, power.PowerDraw | None]:
+    """Return the busy seconds of all recorded steps, and what the card draws over them."""
+    in_step = [recording.intervals[o.interval].step >= 0 for o in recording.operators]
+    busy = power.added(time.busy for time, is_own in zip(times, in_step, strict=True) if is_own)
+    if card.board_watts is None:
+        return busy, None
+    by_interval = (
+        _interval_seconds(recording, seconds) if overlap is None else overlap.interval_seconds
+    )
+    whole = sum(
+        float(taken)
+        for taken, interval in zip(by_interval, recording.intervals, strict=True)
+        if interval.step >= 0
+    )
+    return busy, power.draw(card, busy, whole, power.sustained(card, table().joules_per_flop))
 
 
 def _is_product(operator: Operator, recording: OpTrace) -> bool:
@@ -372,6 +399,7 @@ def _time_between(operator: Operator, cluster: Cluster | None) -> StepTime:
 
 NO_TIME = known_time(0.0)
 LAST_STEP = 1  # of the two that are recorded
+OF_ITS_TIME = (OF_HOST, power.SAID)  # how notes begin that hold for one batch and its time
 _store = Store()
 
 

@@ -56,6 +56,7 @@ WITH_LIMIT = re.compile(r"(?P<device>.+?)\s*,\s*(?P<watts>\d+(\.\d+)?)\s*W(atts?
 SMALLEST_CARD_BYTES = GIB  # nobody means a size in bytes by "4090" or "24"
 VENDOR = {"nvidia", "geforce", "tesla", "gpu", "sxm", "sxm2", "sxm4", "sxm5", "hbm3"}
 FORMS = ("pcie", "laptop")  # of another speed than the card that is called the same without it
+MOST_POWER = 2.0  # of a board's, as a limit: boards are sold that take more than the datasheet says
 MOST_DRIFT = 0.1  # of memory, as a share, between drivers and systems
 MOST_NEAREST = 3  # names in a message
 
@@ -250,10 +251,11 @@ def _by_key() -> Mapping[str, Card]:
     of_title = Counter(card.title for card in every_card())
     found = {_key(card.title): card for card in every_card() if of_title[card.title] == 1}
     found |= {_key(card.name): card for card in every_card()}
-    found |= {key.removeprefix("rtx"): card for key, card in found.items()}
     for card in every_card():
         found |= {_key(text): card for text in rows()["card"][card.name].get("spellings", ())}
-    return found
+    return {
+        key.removeprefix("rtx").removeprefix("gtx"): card for key, card in found.items()
+    } | found
 
 
 def names() -> tuple[str, ...]:
@@ -406,7 +408,7 @@ def resolve(device: str | torch.device | None) -> Target:
     """
     limited = WITH_LIMIT.fullmatch(device) if isinstance(device, str) else None
     if limited is not None:
-        return _limited(resolve(limited["device"]), float(limited["watts"]), shown(device))
+        return _limited(limited["device"], float(limited["watts"]), shown(device))
     if device is None or re.fullmatch(r"(cpu|cuda)(:\d+)?", str(device)):
         if str(device) == "cuda" and not torch.cuda.is_available():
             return Target(kind="cuda", card=None, name="cuda")
@@ -431,20 +433,47 @@ def resolve(device: str | torch.device | None) -> Target:
     return Target(kind="cuda", card=card, name=card.name)
 
 
-def _limited(target: Target, watts: float, said: str) -> Target:
+def with_limit(device: str | torch.device | None, watts: float) -> str:
+    """Return the name of a card under a power limit.
+
+    Raises:
+        DeviceError: no device is named.
+
+    >>> with_limit("rtx-4060-laptop", 60)
+    'rtx-4060-laptop, 60 W'
+    """
+    if device is None:
+        raise DeviceError(
+            f"watts={watts:g} limits a card; name it, such as device='rtx-4060-laptop'"
+        )
+    return f"{device}, {watts:.12g} W"
+
+
+def of_several(count: int, card: Card) -> str:
+    """Return the name of this many of a card in one machine, each with its limit."""
+    name = f"{count}x-{card.name}"
+    return name if card.limit_watts is None else with_limit(name, card.limit_watts)
+
+
+def _limited(device: str, watts: float, said: str) -> Target:
     """Return a target whose card, or each of whose cards, may take no more than this power."""
+    target = resolve(device)
     card = target.card
     if card is None or card.board_watts is None:
         raise DeviceError(
             f"device={said}: what {target.name} takes is not known, so neither is what a power "
             "limit costs. Name a card that memlab knows, such as 'rtx-4060-laptop, 60 W'"
         )
-    least = math.ceil(LEAST_POWER * card.board_watts)
-    if not least <= watts <= card.board_watts:
+    if card.limit_watts is not None:
+        raise DeviceError(f"device={said} has two power limits; allowed is one")
+    least, most = math.ceil(LEAST_POWER * card.board_watts), int(MOST_POWER * card.board_watts)
+    if not least <= watts <= most:
         raise DeviceError(
-            f"device={said}: allowed is {least} to {card.board_watts:g} W, which is the most that "
-            f"the board of a {card.name} takes; {target.name!r} alone is the card without a limit"
+            f"device={said}: allowed is {least} to {most} W, since the board of {card.name} takes "
+            f"{card.board_watts:g} W by its datasheet; {target.name!r} alone has no limit"
         )
     card = dataclasses.replace(card, limit_watts=watts)
     group = target.cluster and dataclasses.replace(target.cluster, card=card)
-    return dataclasses.replace(target, card=card, cluster=group, name=f"{target.name}, {watts:g} W")
+    return dataclasses.replace(
+        target, card=card, cluster=group, name=f"{target.name}, {watts:.12g} W"
+    )

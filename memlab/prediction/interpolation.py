@@ -14,6 +14,7 @@ import numpy as np
 
 from memlab._util.units import MIB, format_bytes
 from memlab.config import Sharding, StepConfig
+from memlab.cost_model.targets import OF_ITS_TIME
 from memlab.memory.lifetimes import step_memory
 from memlab.result import StepResult
 from memlab.techniques import every
@@ -56,6 +57,8 @@ def interpolated(base: Prediction, config: StepConfig) -> StepResult:
         base.result.config, size_model.program.recording.host_memory, base.result.timeline
     )
     is_same = sizes == base.result.config.micro_batch_sizes
+    if not is_same:
+        spread.pop("watts", None)
 
     how = "predicted" if exact else "interpolated"
     return dataclasses.replace(
@@ -74,9 +77,14 @@ def interpolated(base: Prediction, config: StepConfig) -> StepResult:
         locked_host_bytes=base.result.locked_host_bytes if is_same else None,
         saving_peak_bytes=_saving_peak(base.result, memory.timeline),
         step_seconds=seconds,
+        watts=base.result.watts if is_same else None,
         samples_per_second=config.batch_size / seconds if seconds else None,
         uncertainty=spread,
-        notes=tuple(n for n in base.result.notes if is_same or n not in of_batch),
+        notes=tuple(
+            note
+            for note in base.result.notes
+            if is_same or not (note in of_batch or note.startswith(OF_ITS_TIME))
+        ),
         memory_limit_bytes=None,
         fits=None,
         close_to_limit=None,
@@ -139,8 +147,10 @@ def estimated(
         host_bytes=None,
         locked_host_bytes=None,
         step_seconds=seconds,
+        watts=None,
         samples_per_second=config.batch_size / seconds if seconds else None,
-        uncertainty={name: w for name, w in uncertainty.items() if name != "needed_bytes"},
+        uncertainty={n: w for n, w in uncertainty.items() if n not in ("needed_bytes", "watts")},
+        notes=tuple(note for note in result.notes if not note.startswith(OF_ITS_TIME)),
         memory_limit_bytes=None,
         fits=None,
         close_to_limit=None,

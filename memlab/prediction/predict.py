@@ -17,7 +17,7 @@ import torch
 from memlab._util.units import format_bytes, format_seconds
 from memlab.config import Sharding, StepConfig
 from memlab.cost_model.cuda_kernels import Workspaces, middle, take_workspace, with_workspaces
-from memlab.cost_model.targets import Kernels, seconds_of_intervals
+from memlab.cost_model.targets import OF_ITS_TIME, Kernels, seconds_of_intervals
 from memlab.cost_model.traced_step import Failure, TracedStep, from_traced_step
 from memlab.devices.cards import Card, Target
 from memlab.devices.here import describe, versions_here
@@ -221,6 +221,7 @@ def peak_of(result: StepResult) -> int:
 
 # relative half-widths: on a CPU above the 95th percentiles that benchmarks/accuracy.py finds
 CPU_MEMORY, CPU_TIME = 0.01, 0.25
+TIMED = ("step_seconds", "watts")
 OF_CARDS = ("peak_allocated_bytes", "peak_reserved_bytes", "needed_bytes")
 ASSUMED = 0.1  # more where the run depends on a value that had to be assumed
 ASSUMED_SPREAD = 0.25  # more where that value decides how work is spread over parts of the model
@@ -496,7 +497,7 @@ def _facts(
         "peak_holdings": memory.holdings(),
         "first_step_peak_bytes": step_memory(trace, 0).peak_bytes,
         "step_seconds": seconds,
-        "watts": kernels.watts,
+        "watts": kernels.draw and kernels.draw.watts,
         "samples_per_second": config.batch_size / seconds if seconds else None,
         "uncertainty": _uncertainty(allocated, kernels, recording, held, compiled),
         "notes": (
@@ -534,14 +535,14 @@ def _without_communication(facts: dict[str, Any], target: Target) -> dict[str, A
 
 def _with_bound(facts: dict[str, Any], note: str) -> dict[str, Any]:
     """Return the facts without a time, and with a note that says why."""
-    timed = ("step_seconds", "watts")
-    without = {name: width for name, width in facts["uncertainty"].items() if name not in timed}
+    without = {name: width for name, width in facts["uncertainty"].items() if name not in TIMED}
+    kept = [one for one in facts["notes"] if not one.startswith(OF_ITS_TIME)]
     return {
         "step_seconds": None,
         "watts": None,
         "samples_per_second": None,
         "uncertainty": without,
-        "notes": (*facts["notes"], note),
+        "notes": (*kept, note),
     }
 
 
@@ -564,7 +565,7 @@ def _uncertainty(
         number: width_of(number, convolutions=held.has_workspaces).half_width + unsure
         for number in OF_CARDS
     }
-    power = {} if kernels.watts is None else {"watts": kernels.watts_half_width}
+    power = {} if kernels.draw is None else {"watts": kernels.draw.half_width}
     return widths | {"step_seconds": seconds} | power
 
 

@@ -7,7 +7,7 @@ from typing import Any, overload
 from memlab._util.tables import columns_table, facts_table
 from memlab._util.units import format_bytes, format_percent, plus_minus, shown, signed_bytes
 from memlab.config import Sharding, StepConfig
-from memlab.devices.cards import every_card
+from memlab.devices.cards import every_card, of_several
 from memlab.errors import ConfigError, DeviceError
 from memlab.result import FitStatus, Outcome, StepResult, counted
 from memlab.search.alternatives import Alternative, Chosen, may_be_faster, time_beside
@@ -600,7 +600,7 @@ def on_more_cards(search: WorkloadSearch) -> StepResult | None:
     if base.sharding is not Sharding.NONE or card is None:
         return None
     for ranks in MORE_CARDS:
-        device = f"{ranks}x-{card.name}"
+        device = of_several(ranks, card)
         fits = next(_fitting(search, device, ranks, (SMALLEST,)), None)
         if fits is not None:
             return next(_fitting(search, device, ranks, FASTER), fits)

@@ -25,7 +25,7 @@ from memlab.memory.lifetimes import step_memory
 from memlab.memory.replay import AllocatorSettings, Piece, replay_in_turn
 from memlab.prediction.batch_size_model import STEP, BatchSizeModel
 from memlab.prediction.interpolation import interpolated
-from memlab.prediction.predict import Prediction
+from memlab.prediction.predict import TIMED, Prediction
 from memlab.result import StepResult
 from memlab.trace import Phase, Trace
 from memlab.tracing.program import Program
@@ -135,7 +135,8 @@ class LengthCurve:
             workload_name=f"{self.name} {length}",
             message=f"interpolated peak {format_bytes(found.peak_allocated_bytes)} allocated in "
             f"{found.peak_place}",
-            uncertainty={name: width for name, width in widths.items() if "second" not in name},
+            watts=None,
+            uncertainty={name: w for name, w in widths.items() if name not in TIMED},
         )
 
     def _size_model(self, length: int) -> BatchSizeModel:

@@ -16,12 +16,12 @@ from memlab.result import Source
 shares = st.floats(0.3, 1.0)
 
 
-@given(limit=shares, less=shares, drawn=shares)
-def test_a_lower_limit_is_never_faster_and_none_is_below_the_draw(limit, less, drawn):
+@given(limit=shares, less=shares, drawn=shares, clock=shares)
+def test_a_lower_limit_is_never_faster_and_none_is_below_the_draw(limit, less, drawn, clock):
     less, limit = sorted((less, limit))
-    assert power.slowdown(less, drawn) >= power.slowdown(limit, drawn) >= 1
-    assert (power.slowdown(limit, drawn) == 1) == (limit >= drawn)
-    assert power.half_width(power.slowdown(less, drawn)) >= 0
+    assert power.slowdown(less, drawn, clock) >= power.slowdown(limit, drawn, clock) >= 1
+    assert (power.slowdown(limit, drawn, clock) == 1) == (limit >= drawn)
+    assert power.STATIC < cards.LEAST_POWER
 
 
 def test_the_clock_falls_with_the_cube_root_and_below_the_floor_in_proportion():
@@ -31,10 +31,35 @@ def test_the_clock_falls_with_the_cube_root_and_below_the_floor_in_proportion():
     assert power.slowdown(at_floor - 1e-9, 0.9) == pytest.approx(1 / power.FLOOR)
     half = power.STATIC + dynamic * power.FLOOR**3 / 2
     assert power.slowdown(half, 0.9) == pytest.approx(2 / power.FLOOR)
+    # below the floor already: in proportion from there
+    assert power.slowdown(power.STATIC + 0.4, power.STATIC + 0.8, 0.5) == pytest.approx(2)
+
+
+def test_a_card_without_power_for_its_clock_draws_all_of_it():
+    busy, t4, h100 = power.Busy(compute=1.0), cards.card("t4"), cards.card("h100")
+    assert power.draw(t4, busy, 1.0, 0.6).watts == pytest.approx(70)
+    assert power.draw(h100, busy, 1.0, 1.0).watts == pytest.approx(700 * power.COMPUTE)
+    half = cards.card("t4, 42 W")  # 0.4 of 0.8 are left beyond the static share
+    assert power.draw(half, busy, 1.0, 0.6).slower == pytest.approx(2)
+
+
+def test_a_limit_near_the_draw_is_in_doubt_and_one_far_above_is_none():
+    busy = power.Busy(compute=1.0)
+    drawn = 700 * power.COMPUTE
+    far = power.draw(cards.card("h100, 700 W"), power.Busy(memory=0.5), 1.0, 1.0)
+    assert (far.slower, far.slower_half_width) == (1, 0)
+    near = power.draw(cards.card(f"h100, {drawn + 1:.0f} W"), busy, 1.0, 1.0)
+    assert near.slower == 1
+    assert near.slower_half_width == power.LEAST_WIDTH
+    below = power.draw(cards.card("h100, 400 W"), busy, 1.0, 1.0)
+    assert (below.watts, below.half_width) == (pytest.approx(400), power.LIMIT_WIDTH)
+    assert "takes no longer" in power.notes(cards.card("h100, 690 W"), 1.0)[0]
+    assert "above the 450 W" in power.notes(cards.card("rtx-4090, 600 W"), 1.0)[0]
+    assert power.notes(cards.card("h100"), 1.0) == []
 
 
 def test_the_mean_draw_is_that_of_the_kernels_by_their_time():
-    busy = power.Busy.of([(2.0, power.Draw.COMPUTE), (1.0, power.Draw.MEMORY)])
+    busy = power.Busy.of([(2.0, power.DrawnBy.COMPUTE), (1.0, power.DrawnBy.MEMORY)])
     assert busy == power.Busy(compute=2.0, memory=1.0)
     whole = (2 * power.COMPUTE + power.MEMORY) / 3
     assert busy.share_drawn(3.0) == pytest.approx(whole)
@@ -53,17 +78,19 @@ def test_a_limit_stands_behind_a_card_or_cards_in_any_spelling():
     group = cards.resolve("8x-h100, 500 W")
     assert group.name == "8x-h100, 500 W"
     assert group.card.limit_watts == group.cluster.card.limit_watts == 500
+    assert cards.of_several(8, group.card) == group.name
+    assert cards.of_several(8, cards.card("h100")) == "8x-h100"
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("rtx-4090, 451 W", "allowed is 135 to 450 W"),
-        ("rtx-4090, 134 W", "allowed is 135 to 450 W"),
-        ("rtx-4090, 0 W", "allowed is 135 to 450 W"),
+        ("rtx-4090, 901 W", "allowed is 135 to 900 W"),
+        ("rtx-4090, 134 W", "allowed is 135 to 900 W"),
+        ("rtx-4090, 0 W", "allowed is 135 to 900 W"),
+        ("rtx-4090, 300 W, 200 W", "two power limits"),
         ("24GiB, 100 W", "what 24GiB takes is not known"),
         ("cpu, 50 W", "what cpu takes is not known"),
-        ("cuda, 50 W", "not known"),
         ("rtx-9999, 50 W", "device='rtx-9999' is not a card"),
         ("rtx-4090, -50 W", "not a card"),
         ("rtx-4090, 300", "not a card"),
@@ -113,6 +140,7 @@ def test_what_is_not_known_has_no_cost():
     cost = measured.run_cost(60, price_per_kwh=0.3)
     assert (cost.joules, cost.kilowatt_hours, cost.money, cost.energy_width) == (None,) * 3 + (0,)
     assert str(cost) == "1.00 min"
+    assert str(measured.run_cost(60, price_per_hour=0.5)) == "1.00 min, 0.0083 in money"
     with pytest.raises(UnsupportedError, match="mine on h100 has no time"):
         result_of().run_cost(60)
 
