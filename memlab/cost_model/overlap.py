@@ -171,9 +171,10 @@ def host_notes(slow_factor: float | None) -> list[str]:
         return []
     own, most = format_seconds(LAUNCH_SECONDS), format_seconds(SLOW_LAUNCH_SECONDS)
     return [
-        f"{OF_HOST} that the card may wait for the host. A kernel each {own} is assumed; with "
-        f"{most} of Python for each, as under Megatron, the step takes {slow_factor:.2g} times as "
-        "long, which the ± does not include. A larger batch, or fewer micro-batches, waits less."
+        f"{OF_HOST} that the card may wait for the host, which is taken to start one each {own}; "
+        f"with {most} of Python for each, as under Megatron, the step takes {slow_factor:.2g} "
+        "times as long, which the ± does not include. A larger batch, or fewer micro-batches, "
+        "waits less."
     ]
 
 

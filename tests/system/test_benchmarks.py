@@ -11,18 +11,21 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks import (
     accuracy,
     attacks,
+    host_pace,
     independent,
     latency,
     meter,
     out_of_memory,
     overhead,
     peers,
+    power,
     recommend,
     recommend_peers,
     recompute,
@@ -34,6 +37,7 @@ from benchmarks import (
 from benchmarks.recompute_points import BY_HAND, OURS, Point, area, dominating, judge
 from memlab import Outcome, StepConfig, StepResult, measure, predict
 from memlab.config import PRESET_POLICIES
+from memlab.cost_model.power import slowdown
 from memlab.techniques.step import build_step, set_seed
 from tests.models import IN, OUT, blocks, linear
 
@@ -499,3 +503,27 @@ def test_every_kind_of_process_that_is_left_notes_itself(monkeypatch, tmp_path):
         for pid in attacks.noted(tmp_path):
             if attacks.is_there(pid):
                 os.kill(pid, 9)
+
+
+def test_the_pace_of_a_host_is_the_slope_over_operators():
+    names = dict(zip(host_pace.OF_ONE_PACE, (100, 200, 300, 400, 500), strict=True))
+    lines = [
+        {"card": "t4", "format": "fp32", "model": name, "ms": 2 + 0.05 * n, "kernels ms": 1.0,
+         "operators": n}
+        for name, n in names.items()
+    ]  # fmt: skip
+    (found,) = host_pace.paces([*lines, {**lines[0], "model": "vgg11", "ms": 1000.0}])
+    assert found["us an operator"] == pytest.approx(50)
+
+
+def test_watts_and_slower_steps_are_judged():
+    """A card that only multiplies: 0.9 of the board predicted, 0.8 drawn, so 12.5 % too much."""
+    one = power.Epochs(
+        card="a40", network="mine", batch_size=1, mix=np.array([1.0, 0, 0, 0]),
+        limits=np.array([0.5, 1.0]), slower=np.array([1.2, 1.0]), drawn=np.array([0.5, 0.8]),
+    )  # fmt: skip
+    assert power.fitted([one])[0] == pytest.approx(0.8)
+    assert power.errors_of_power([(one, np.array([0.9, 0, 0, 0]))]) == pytest.approx([0.125])
+    (limited,) = power.under_limits([(one, np.array([0.8, 0, 0, 0]))])
+    assert limited.drawn == (0.5, 0.5)
+    assert limited.slower == (1.2, pytest.approx(slowdown(0.5, 0.8)))
