@@ -96,7 +96,7 @@ def offered_card(name: str) -> tuple[str, str]:
 
 def compared_cards() -> tuple[str, ...]:
     """Return the cards that the table puts side by side; each is predicted when it is opened."""
-    return tuple(name for name, row in cards.rows()["card"].items() if row.get("compared"))
+    return tuple(card.name for card in cards.compared())
 
 
 def name_of(device: Any) -> str:

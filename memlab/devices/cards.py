@@ -258,6 +258,12 @@ def _by_key() -> Mapping[str, Card]:
     } | found
 
 
+@functools.cache
+def compared() -> tuple[Card, ...]:
+    """Return the cards that people choose from: what they buy and rent, one of a kind."""
+    return tuple(card for card in every_card() if rows()["card"][card.name].get("compared"))
+
+
 def names() -> tuple[str, ...]:
     """Return the names of all cards that memlab knows."""
     return tuple(card.name for card in every_card())

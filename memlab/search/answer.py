@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, overload
 
 from memlab._util.tables import columns_table, facts_table
 from memlab._util.units import format_bytes, format_percent, plus_minus, shown, signed_bytes
 from memlab.config import Sharding, StepConfig
-from memlab.devices.cards import every_card, of_several
+from memlab.devices.cards import compared, of_several
 from memlab.errors import ConfigError, DeviceError
 from memlab.result import FitStatus, Outcome, StepResult, counted
 from memlab.search.alternatives import Alternative, Chosen, may_be_faster, time_beside
@@ -567,13 +568,13 @@ def other_limits(
         return
     best = min(fitting, key=lambda one: one.step_seconds or float("inf"))
     is_card = searches[0].target.kind == "cuda"
-    cards = {card.usable_bytes: card.name for card in every_card() if is_card}
+    cards = {card.usable_bytes: card.name for card in compared() if is_card}
     sizes = sorted(cards)
     if not sizes or limit_bytes < sizes[0]:
         sizes = [limit_bytes // 4, limit_bytes // 2, 2 * limit_bytes]
-    others = [size for size in sizes if abs(size / limit_bytes - 1.0) >= 0.05]
-    below = [size for size in others if size < limit_bytes][-NEAREST_LIMITS:]
-    above = [size for size in others if size > limit_bytes][:1]
+    smaller = [size for size in sizes if size < limit_bytes]
+    below = [a for a, b in pairwise([*smaller, limit_bytes]) if b >= 1.05 * a][-NEAREST_LIMITS:]
+    above = [size for size in sizes if size >= 1.05 * limit_bytes][:1]
     every = [(one.workload, found) for one in searches for found in one.latest()]
     every.sort(key=lambda pair: pair[1].rank)
     for size in reversed([*below, *above]):
