@@ -270,7 +270,7 @@ def _on_card(recording: OpTrace, target: Target, *, tf32_matmul: bool) -> Kernel
     half_width = time_half_width(card, unsure)
     overlap = _overlap(recording, seconds, target, half_width)
     busy, drawn = _power(recording, times, seconds, card, overlap)
-    if drawn is not None and drawn.slower > 1:
+    if drawn is not None and drawn.slower_half_width:
         working = [drawn.slower * time.busy.seconds for time in times]
         seconds = np.maximum(seconds, np.array(working))
         half_width = math.hypot(half_width, drawn.slower_half_width)

@@ -136,6 +136,9 @@ def test_a_power_limit_slows_what_works_and_leaves_the_memory():
     assert limited.time_width > plain.time_width
     assert any("Under a power limit of 350 W of 700 W" in note for note in limited.notes)
     assert limited.run_cost(100).joules < plain.run_cost(100).joules
+    doubted = of(8192, "h100", watts=plain.watts + 1)
+    assert doubted.step_seconds == plain.step_seconds
+    assert doubted.time_width > plain.time_width
 
     idle = of(8, "h100")
     assert idle.watts < 0.5 * 700
