@@ -610,6 +610,24 @@ def test_a_notebook_runs_cell_by_cell(folder):
     assert str(found.lines[0]).endswith("cell 2:1")
 
 
+@pytest.mark.parametrize("updates", [1, 4])
+def test_a_power_limit_slows_a_script(folder, updates):
+    text = f"""
+    import torch
+    model = torch.nn.Linear(4096, 4096).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range({updates}):
+        model(torch.randn(4096, 4096, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    """
+    plain, limited = (ok(run(folder, text, device=card)) for card in ("h100", "h100, 300 W"))
+    assert 1.2 < limited.step_seconds / plain.step_seconds < 2.5
+    assert limited.peak_allocated_bytes == plain.peak_allocated_bytes
+    assert any("Under a power limit of 300 W of 700 W" in note for note in limited.notes)
+    assert limited.seconds_uncertainty > plain.seconds_uncertainty
+
+
 def test_it_is_run_from_code_in_a_worker(folder):
     (folder / "train.py").write_text("import torch; torch.zeros(2**20, device='cuda')")
     seen: list[Progress] = []
