@@ -99,20 +99,6 @@ def why_unsteady(result: StepResult) -> str:
     return "the repeats differ widely" if is_alone else "the machine was busy"
 
 
-def repeats_in_words(result: StepResult) -> str:
-    """Return for instance "1.97 s, repeats 160 ms to 4.50 s: the machine was busy".
-
-    The range and the reason are left out of a steady time; "" if there is no time.
-    """
-    if result.step_seconds is None:
-        return ""
-    text = format_seconds(result.step_seconds)
-    if not (why := why_unsteady(result)):
-        return text
-    least, most = (format_seconds(f(result.step_seconds_all)) for f in (min, max))
-    return f"{text}, repeats {least} to {most}: {why}"
-
-
 # Dots in a picture of memory against time: their front, the limit, and names that cover
 # little.
 
