@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from memlab._util.checks import checked, choice
-from memlab._util.units import format_bytes, format_seconds
+from memlab._util.units import format_bytes
 from memlab.config import Precision, Sharding, StepConfig
 from memlab.devices.here import QUIET_SHARE
 from memlab.devices.operators import STEADY
