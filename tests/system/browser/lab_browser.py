@@ -124,6 +124,10 @@ def _environment(private: pathlib.Path, cache: pathlib.Path) -> dict[str, str]:
     (settings / "notification.jupyterlab-settings").write_text(
         '{"fetchNews": "false", "checkForUpdates": false}'
     )
+    # two saves at once end in a dialog about a file that has changed, which nobody answers
+    documents = private / "settings" / "@jupyterlab" / "docmanager-extension"
+    documents.mkdir(parents=True)
+    (documents / "plugin.jupyterlab-settings").write_text('{"autosave": false}')
     package = str(ROOT)
     environment = {
         **os.environ,
