@@ -57,8 +57,6 @@ def interpolated(base: Prediction, config: StepConfig) -> StepResult:
         base.result.config, size_model.program.recording.host_memory, base.result.timeline
     )
     is_same = sizes == base.result.config.micro_batch_sizes
-    if not is_same:
-        spread.pop("watts", None)
 
     how = "predicted" if exact else "interpolated"
     return dataclasses.replace(
@@ -149,7 +147,7 @@ def estimated(
         step_seconds=seconds,
         watts=None,
         samples_per_second=config.batch_size / seconds if seconds else None,
-        uncertainty={n: w for n, w in uncertainty.items() if n not in ("needed_bytes", "watts")},
+        uncertainty={name: w for name, w in uncertainty.items() if name != "needed_bytes"},
         notes=tuple(note for note in result.notes if not note.startswith(OF_ITS_TIME)),
         memory_limit_bytes=None,
         fits=None,
