@@ -29,7 +29,7 @@ STATIC, FLOOR = 0.2, 0.8
 # Relative half-widths that cover 90 % of the settings of a card left out. Of the mean power: while
 # products and other kernels work, and as much more as others do or none; of a limit that is
 # reached. Of a slower step: always, and as much more as it takes longer.
-WORKING_WIDTH, OTHER_WIDTH, LIMIT_WIDTH = 0.15, 0.35, 0.15
+WORKING_WIDTH, OTHER_WIDTH, LIMIT_WIDTH = 0.2, 0.35, 0.15
 LEAST_WIDTH, SLOWER_WIDTH = 0.08, 0.35
 SAID = "Under a power limit of"  # how the note begins
 
