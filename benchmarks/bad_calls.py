@@ -237,6 +237,7 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
              "make_workload": workload.resized}  # fmt: skip
     return {
         "measure": step, "predict": step, "verify": step, "explain": {"result": result},
+        "evidence": {"result": result},
         "export_script": step | {"device": "cpu"}, "training_step": step | {"device": "cpu"},
         "graph_table": step | {"device": "t4"}, "checkpoint_graph": {"workload": workload},
         "ladder": {"workload": workload, "rungs": [], "device": "t4", "batch_size": 2},

@@ -1,42 +1,55 @@
-"""Write memlab/prediction/memory.json: how sure predicted memory of a card is, by models left out.
+"""Write how sure predicted memory of a card is: memory.json and evidence.csv of memlab/prediction.
 
 It reads what `python -m benchmarks.gpu_peaks` wrote: for each public run the peak that was measured
-and those that memlab predicts, one for each hypothesis about the workspaces of convolutions.
+and those that memlab predicts, one for each hypothesis about the workspaces of convolutions; what
+memlab said of all other rows of `python -m benchmarks.field --tools memlab`; and the times of
+`python -m benchmarks.host_pace`.
 
 - **Weights.** A hypothesis counts by the inverse square of its error: the mean over models of the
   mean absolute error of its peaks.
-- **Reserved bytes.** Each model is predicted with weights from the others. Nine in ten runs lie
-  within the half-width.
+- **Evidence.** Each model of `gpu_peaks` is predicted with weights from the others; nothing is
+  fitted to the rows of other tables, but the length of the samples of peft's to one of them. The
+  half-width of a peak covers nine in ten runs of its kind (`memlab/prediction/evidence.py`).
 - **Needed bytes.** Runs under a cap of the allocator bracket what a step needs, most of them
   widely. An error is what the bracket excludes, 0 inside of it, so it may be larger; the half-width
   is the largest but for one run in a hundred, of both families together, since what is needed has
   no workspace. It says what was not contradicted, and is no interval that was earned.
-- **Allocated bytes** of whole models were not measured, only of single kernels (kernel_peaks.py),
-  where they are right to 0.02 %. So the width of reserved bytes is stated for them too.
 
-How often the stated width holds is told by models left out once more: the width that is held
-against a model comes from the others alone. Left out: language models with batches of at most 16,
-whose texts were shorter than is known, and runs that were close to the card's capacity.
+How often the stated width holds is told by models and by cards left out once more: the width that
+is held against a model or a card comes from the others alone. It does not rest on runs whose source
+leaves something open: language models with batches of at most 16, whose texts were shorter than is
+known, runs that were close to the card's capacity, and those of `field` with a guess.
 """
 
 import argparse
+import csv
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks import report
+from benchmarks import host_pace, report
 from memlab.cost_model.cuda_kernels import Workspaces, middle
+from memlab.devices import cards
+from memlab.prediction import evidence
+from memlab.prediction.evidence import (
+    CONVOLUTIONS,
+    QUANTIZED,
+    SHARDED,
+    PublicRun,
+    half_width,
+)
 from memlab.prediction.memory_widths import FILE
 
-COVERAGE = 0.9
 OF_NEEDED = 0.99  # of the runs that the width of needed bytes has to cover
 SHORTEST_KNOWN_BATCH = 17
+OF_FIELD = ("litgpt_table", "litgpt_hub", "peft_table", "torchtitan", "iteration_times")
+FOUND_BY_ONE_ROW = "the tokens of the longest batch, found by one row"
 Errors = npt.NDArray[np.float64]
 
 
@@ -51,6 +64,7 @@ class Run:
         needed: predicted bytes.
         trained: a cap in bytes with which it trained, or 0.
         failed: a cap in bytes with which it was out of memory, or 0.
+        left_open: what is not known of it; empty if that is nothing.
     """
 
     model: str
@@ -59,6 +73,12 @@ class Run:
     needed: int
     trained: int
     failed: int
+    left_open: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all is known of it."""
+        return not self.left_open
 
     def error(self, weights: Mapping[Workspaces, float]) -> float:
         """Return the relative error of the peak in the middle, signed."""
@@ -74,12 +94,9 @@ class Run:
 
 
 def runs_of(rows: Sequence[Mapping[str, Any]]) -> list[Run]:
-    """Return the runs that can be judged, from the rows of the JSON of `gpu_peaks`."""
+    """Return the runs of the rows of the JSON of `gpu_peaks`, in their order."""
     found = []
     for row in rows:
-        is_known = row["family"] == "convnets" or row["batch"] >= SHORTEST_KNOWN_BATCH
-        if not is_known or int(row["row"]["near_capacity"]):
-            continue
         found.append(
             Run(
                 model=row["model"],
@@ -88,9 +105,16 @@ def runs_of(rows: Sequence[Mapping[str, Any]]) -> list[Run]:
                 needed=row["needed_bytes"],
                 trained=int(row["row"]["min_cap_trained"] or 0),
                 failed=int(row["row"]["max_cap_oom"] or 0),
+                left_open=_left_open(row),
             )
         )
     return found
+
+
+def _left_open(row: Mapping[str, Any]) -> str:
+    if row["family"] != "convnets" and row["batch"] < SHORTEST_KNOWN_BATCH:
+        return "how long its texts were"
+    return "what it took near the card's capacity" if int(row["row"]["near_capacity"]) else ""
 
 
 def weights_of(runs: Sequence[Run]) -> dict[Workspaces, float]:
@@ -104,29 +128,12 @@ def weights_of(runs: Sequence[Run]) -> dict[Workspaces, float]:
 
 
 def errors_left_out(runs: Sequence[Run]) -> list[float]:
-    """Return the error of each run, with weights from the runs of other models."""
+    """Return the error of each run, with weights from the known runs of other models."""
     weights = {}
     for model in {run.model for run in runs}:
-        others = [run for run in runs if run.model != model]
+        others = [run for run in runs if run.model != model and run.is_known]
         weights[model] = weights_of(others) if len(runs[0].peaks) > 1 else {Workspaces.NONE: 1.0}
     return [run.error(weights[run.model]) for run in runs]
-
-
-def half_width(errors: Sequence[float], share: float = COVERAGE) -> float:
-    """Return the half-width that covers this share of the errors."""
-    return float(np.quantile(np.abs(errors), share, method="higher"))
-
-
-def coverage(runs: Sequence[Run], errors: Sequence[float]) -> dict[str, Any]:
-    """Return how often the width holds for models that are left out of it, and how wide it is."""
-    inside, widths = [], []
-    for model in sorted({run.model for run in runs}):
-        others = [error for run, error in zip(runs, errors, strict=True) if run.model != model]
-        width = half_width(others)
-        own = [abs(errors[at]) <= width for at, run in enumerate(runs) if run.model == model]
-        inside += own
-        widths += [width] * len(own)
-    return {"covered %": 100 * float(np.mean(inside)), "width %": 100 * float(np.median(widths))}
 
 
 def _by_model(runs: Sequence[Run], errors: Sequence[float]) -> dict[str, Errors]:
@@ -136,38 +143,162 @@ def _by_model(runs: Sequence[Run], errors: Sequence[float]) -> dict[str, Errors]
     return {model: np.array(each) for model, each in found.items()}
 
 
-def line_of(name: str, runs: Sequence[Run]) -> dict[str, Any]:
-    """Return one line of the table: errors and coverage of a family, each model left out."""
-    errors = errors_left_out(runs)
-    size = 100 * np.abs(errors)
-    return {
-        "family": name,
-        **_counts(runs),
-        "median %": float(np.median(size)),
-        "p90 %": float(np.quantile(size, 0.9)),
-        "max %": float(size.max()),
-        **coverage(runs, errors),
-    }
-
-
 def table_of(families: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
     """Return what memory.json holds, from the runs with convolutions and those of others."""
     every = [run for runs in families.values() for run in runs]
     least = half_width([run.needed_error for run in every], OF_NEEDED)
-    reserved = {
-        name: {"half_width": round(half_width(errors_left_out(runs)), 4), **_counts(runs)}
-        for name, runs in families.items()
-    }
-    needed = {name: {"half_width": round(least, 4), **_counts(every)} for name in families}
     return {
         "made_by": "python -m benchmarks.calibrate_memory",
-        "coverage": COVERAGE,
         "weights": {str(h): round(w, 4) for h, w in weights_of(families["convolutions"]).items()},
-        "half_widths": {
-            "peak_allocated_bytes": reserved,
-            "peak_reserved_bytes": reserved,
-            "needed_bytes": needed,
-        },
+        "needed": {"half_width": round(least, 4), **_counts(every)},
+    }
+
+
+def evidence_of_peaks(rows: Sequence[Mapping[str, Any]]) -> list[PublicRun]:
+    """Return the runs of `gpu_peaks`, each predicted with the weights of other models."""
+    found, made = [], runs_of(rows)
+    given = {id(run): row["row"] for row, run in zip(rows, made, strict=True)}
+    for runs in families_of(made).values():
+        for run, error in zip(runs, errors_left_out(runs), strict=True):
+            row = given[id(run)]
+            found.append(
+                PublicRun(
+                    number="peak_reserved_bytes", device=_card(row["gpu"]), model=run.model,
+                    kernels=(CONVOLUTIONS,) if len(run.peaks) > 1 else (), precision="fp32",
+                    setting=f"fp32, {row['optimizer']}, batch of {row['batch_size']}",
+                    measured=run.measured, predicted=round(run.measured * (1 + error)),
+                    left_open=run.left_open,
+                    source=f"Stone-ResearchLife/xMem@{row['commit'][:12]}",
+                )
+            )  # fmt: skip
+    return found
+
+
+def evidence_of_field(rows: Sequence[Mapping[str, Any]]) -> list[PublicRun]:
+    """Return the rows of whole steps of other tables that memlab has an answer to."""
+    found = []
+    for row in rows:
+        setting, said = row["setting"], row["said"]["memlab"]
+        if setting["table"] not in OF_FIELD:
+            continue
+        kinds = {QUANTIZED: str(setting["base"]).startswith("nf4"), SHARDED: setting["cards"] > 1}
+        told: dict[str, Any] = {
+            "device": setting["card"]["name"], "model": setting["model"]["name"],
+            "kernels": tuple(kind for kind, is_there in kinds.items() if is_there),
+            "precision": setting["precision"], "setting": _in_words(setting),
+            "left_open": "; ".join(one for one in row["guessed"] if one != FOUND_BY_ONE_ROW),
+            "source": _repository(row["source"]),
+        }  # fmt: skip
+        if row["bytes"] and "bytes" in said:
+            number = f"peak_{setting['reads']}_bytes"
+            number = "peak_reserved_bytes" if setting["reads"] == "device" else number
+            found.append(
+                PublicRun(number=number, measured=row["bytes"], predicted=said["bytes"], **told)
+            )
+        if row["seconds"] and "step_seconds" in said:
+            found.append(PublicRun(number="step_seconds", measured=row["seconds"],
+                                   predicted=said["step_seconds"], **told))  # fmt: skip
+    return found
+
+
+def evidence_of_convnets(steps: Sequence[Mapping[str, Any]]) -> list[PublicRun]:
+    """Return the steps of `host_pace`: forward and backward, without an update."""
+    return [
+        PublicRun(
+            number="step_seconds", device=step["card"], model=step["model"],
+            kernels=(CONVOLUTIONS,), precision=step["format"],
+            setting=f"{step['format']}, no update, batch of {host_pace.BATCH}",
+            measured=step["ms"] / 1e3, predicted=step["kernels ms"] / 1e3,
+            left_open="what its host took", source=host_pace.SOURCE,
+        )
+        for step in steps
+    ]  # fmt: skip
+
+
+def _card(title: str) -> str:
+    card = cards.find(title)
+    assert card is not None, title
+    return card.name
+
+
+def _in_words(setting: Mapping[str, Any]) -> str:
+    """Return how a run was trained."""
+    method, parts = setting["method"], [setting["precision"]]
+    if method["kind"] != "full":
+        rank = f" of rank {method['rank']}" if "rank" in method else ""
+        parts.append(f"{method['kind']}{rank} on a base in {setting['base']}")
+    else:
+        parts.append(setting["optimizer"])
+    parts.append(f"batch of {setting['batch']}")
+    if setting["sequence"]:
+        parts.append(f"{setting['sequence']:,} tokens")
+    if setting["cards"] > 1:
+        parts.append(f"{setting['cards']} cards")
+    if setting["accumulation"] > 1:
+        parts.append(f"{setting['accumulation']} micro-batches")
+    if setting["checkpointing"]:
+        parts.append("recomputed")
+    return ", ".join(parts)
+
+
+def _repository(source: str) -> str:
+    return source.removeprefix("github:").partition(":")[0]
+
+
+def write(runs: Sequence[PublicRun], file: Path) -> None:
+    """Write runs as `public_runs` reads them."""
+    with file.open("w", encoding="utf-8", newline="") as out:
+        table = csv.DictWriter(out, [each.name for each in fields(PublicRun)], lineterminator="\n")
+        table.writeheader()
+        for run in runs:
+            table.writerow({
+                **{each.name: getattr(run, each.name) for each in fields(run)},
+                "kernels": "|".join(run.kernels),
+                "measured": f"{run.measured:.12g}",
+                "predicted": f"{run.predicted:.12g}",
+            })  # fmt: skip
+
+
+def coverage(runs: Sequence[PublicRun], of: Callable[[PublicRun], str]) -> dict[str, Any]:
+    """Return how often the width holds for what is left out of it, and how wide it is.
+
+    Args:
+        runs: of one kind.
+        of: what is left out as a whole: the model or the card of a run.
+    """
+    inside, widths = [], []
+    for name in sorted({of(run) for run in runs}):
+        others = [run.error for run in runs if of(run) != name]
+        if not others:
+            continue
+        width = half_width(others)
+        own = [abs(run.error) <= width for run in runs if of(run) == name]
+        inside += own
+        widths += [width] * len(own)
+    if not inside:
+        return {"covered %": None, "width %": None}
+    return {"covered %": 100 * float(np.mean(inside)), "width %": 100 * float(np.median(widths))}
+
+
+def line_of(number: str, *, convolutions: bool, runs: Sequence[PublicRun]) -> dict[str, Any]:
+    """Return one line of the table: errors and coverage of a kind of runs."""
+    size = 100 * np.abs([run.error for run in runs])
+    by_model, by_card = (
+        coverage(runs, lambda run: run.model),
+        coverage(runs, lambda run: run.device),
+    )
+    return {
+        "number": number,
+        "convolutions": convolutions,
+        "runs": len(runs),
+        "models": len({run.model for run in runs}),
+        "cards": len({run.device for run in runs}),
+        "median %": float(np.median(size)),
+        "p90 %": float(np.quantile(size, 0.9)),
+        "max %": float(size.max()),
+        "stated %": 100 * half_width(run.error for run in runs),
+        "models left out: covered %": by_model["covered %"],
+        "cards left out: covered %": by_card["covered %"],
     }
 
 
@@ -197,18 +328,30 @@ def families_of(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def main() -> None:
-    """Write the table, and show how well it holds."""
+    """Write both files, and show how well the widths hold."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    peaks = Path("build/benchmarks/gpu_peaks.json")
-    parser.add_argument("--peaks", type=Path, default=peaks, help="the JSON of gpu_peaks")
+    folder = Path("build/benchmarks")
+    for name in ("gpu_peaks", "field", "host_pace"):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=Path, help=f"the JSON of {name}",
+                            default=folder / f"{name}.json")  # fmt: skip
     given = parser.parse_args()
-    families = families_of(runs_of(json.loads(given.peaks.read_text())["rows"]))
-    lines = [line_of(name, runs) for name, runs in families.items()]
+    rows = json.loads(given.gpu_peaks.read_text())["rows"]
+    known = [run for run in runs_of(rows) if run.is_known]
+    families = families_of(known)
     report.show("what is needed, against caps", [of_caps(name, r) for name, r in families.items()])
-    report.show("peak reserved memory, each model by the others", lines)
-    table = table_of(families)
-    FILE.write_text(json.dumps(table, indent=1) + "\n")
-    print(f"\nwrote {FILE}:\n{FILE.read_text()}")
+    FILE.write_text(json.dumps(table_of(families), indent=1) + "\n")
+    runs = evidence_of_peaks(rows)
+    runs += evidence_of_field(json.loads(given.field.read_text())["rows"])
+    runs += evidence_of_convnets(json.loads(given.host_pace.read_text())["steps"])
+    write(runs, evidence.FILE)
+    evidence.public_runs.cache_clear()
+    kinds = [("peak_allocated_bytes", False), ("peak_reserved_bytes", False),
+             ("peak_reserved_bytes", True)]  # fmt: skip
+    report.show("how often a width of nine in ten holds for what is left out", [
+        line_of(number, convolutions=each, runs=evidence.runs_of_kind(number, convolutions=each))
+        for number, each in kinds
+    ])  # fmt: skip
+    print(f"\nwrote {FILE} and {evidence.FILE}, {len(runs)} runs")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from memlab.devices.cards import resolve
 from memlab.trace import Phase
 
 DATA = Path(__file__).resolve().parent / "data" / "convnet_ms.csv"
+SOURCE = "ryujaehun/pytorch-gpu-benchmark@3f47a9e2"
 BATCH = 12
 OF_ONE_PACE = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from memlab.integrations.training_step import training_step
     from memlab.integrations.watch import watch
     from memlab.memory.hygiene import replay_allocations
+    from memlab.prediction.evidence import evidence
     from memlab.prediction.run_settings import Evaluation, Generation, TrainingRun
     from memlab.search.explain import explain
     from memlab.search.graph_of_step import graph_table
@@ -48,9 +49,9 @@ __all__ = [
     "Evaluation", "Generation", "LoadingConfig", "LoadingResult", "MemlabError", "Outcome",
     "SampleSize", "StepConfig", "StepResult", "TrainingRun", "VerifyReport", "Workload",
     "WorkloadChoices", "__version__", "build_step", "card", "checkpoint_graph", "compare",
-    "compare_base", "course", "explain", "explain_error", "export_script", "forget_costs",
-    "from_script", "from_trainer", "graph_table", "ladder", "largest_batch", "measure",
-    "measure_loading", "measure_run", "open_snapshot", "panel", "plots", "predict",
+    "compare_base", "course", "evidence", "explain", "explain_error", "export_script",
+    "forget_costs", "from_script", "from_trainer", "graph_table", "ladder", "largest_batch",
+    "measure", "measure_loading", "measure_run", "open_snapshot", "panel", "plots", "predict",
     "predict_batches", "predict_lengths", "predict_run", "recommend", "recorded", "recordings",
     "replay_allocations", "require_ok", "results", "run_script", "stored_results", "sweep",
     "table", "to_frame", "training_step", "verify", "watch", "workloads",
@@ -63,7 +64,7 @@ LATE = {  # public names whose modules `import memlab` does not wait for
     "open_snapshot": "integrations.snapshot",
     "training_step": "integrations.training_step", "replay_allocations": "memory.hygiene",
     "plots": "plots", "course": "course", "watch": "integrations.watch",
-    "Evaluation": "prediction.run_settings",
+    "Evaluation": "prediction.run_settings", "evidence": "prediction.evidence",
     "Generation": "prediction.run_settings", "TrainingRun": "prediction.run_settings",
     "predict_batches": "search.largest_batch",
     "explain": "search.explain", "graph_table": "search.graph_of_step", "ladder": "search.ladder",

@@ -334,6 +334,9 @@ class StepResult:
             the machine ran out of memory; the panel passes this machine's memory as the limit.
         uncertainty: relative half-width of predicted numbers by field name, 0.01 for +-1 %; None
             if measured.
+        kernels: kinds of kernels of a prediction for a card that decide how exact it is:
+            "convolutions" that may take a workspace, "quantized weights", "several cards". See
+            `memlab.evidence`.
         notes: sentences that a reader of the numbers must know.
         parameter_formats: number formats of the trained parameters by torch's names, ordered by
             bytes; empty if no model was built.
@@ -386,6 +389,7 @@ class StepResult:
     usable_memory_bytes: int | None = None
     fit: FitStatus | None = None
     uncertainty: Mapping[str, float] | None = None
+    kernels: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     parameter_formats: tuple[str, ...] = ()
     own_optimizer: bool = False
@@ -587,6 +591,7 @@ class StepResult:
             "step_seconds_all": list(self.step_seconds_all),
             "loss": loss if loss is None or math.isfinite(loss) else str(loss),  # JSON has no NaN
             "uncertainty": self.uncertainty and dict(self.uncertainty),
+            "kernels": list(self.kernels),
             "notes": list(self.notes),
             "parameter_formats": list(self.parameter_formats),
             "ranks": [rank.to_dict() for rank in self.ranks],
@@ -622,6 +627,7 @@ class StepResult:
             "timeline": timeline and Timeline.from_dict(timeline),
             "step_seconds_all": tuple(data["step_seconds_all"]),
             "loss": None if data["loss"] is None else float(data["loss"]),
+            "kernels": tuple(data.get("kernels", ())),
             "notes": tuple(data["notes"]),
             "parameter_formats": tuple(data.get("parameter_formats", ())),
             "ranks": tuple(cls.from_dict(rank) for rank in data.get("ranks", ())),

@@ -113,7 +113,10 @@ def catalog(workloads: Mapping[str, Workload], device: str) -> dict[str, Any]:
     return {
         "version": __version__,
         "workloads": [{"value": name, "label": name} for name in workloads],
-        "devices": [{"value": name, "label": shown} for shown, name in devices(device)],
+        "devices": [
+            {"value": name, "label": shown, "group": group}
+            for shown, name, group in devices(device)
+        ],
         "other": OTHER,
         "controls": [control(field, place) for place in PLACES for field in PLACES[place]],
         "tooltips": {name: tooltip(name) for name in HEADER},

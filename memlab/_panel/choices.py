@@ -67,8 +67,8 @@ def quantized_base(workload: Workload) -> str | None:
     return str(base) if base in QUANTIZED else None
 
 
-def devices(chosen: str) -> list[tuple[str, str]]:
-    """Return the label and the name of each device: here, cards and clusters, recorded ones.
+def devices(chosen: str) -> list[tuple[str, str, str]]:
+    """Return label, name and group of each device: here, cards and clusters, recorded ones.
 
     Args:
         chosen: a name that is always included.
@@ -79,14 +79,15 @@ def devices(chosen: str) -> list[tuple[str, str]]:
         count = torch.accelerator.device_count()
         names = [f"{fastest.type}:{i}" for i in range(count)]
 
-    shown = [(f"this machine: {n} ({describe(torch.device(n))})", n) for n in names]
-    elsewhere = [offered_card(name) for name in (*cards.names(), *clusters.names())]
-    shown += [("this machine: cpu", "cpu"), *elsewhere]
-    shown += [(f"{record.title}, recorded", record.label) for record in recordings()]
-    if chosen not in dict(shown).values():
-        shown.append(offered_card(chosen))
+    shown = [(f"this machine: {n} ({describe(torch.device(n))})", n, "") for n in names]
+    shown.append(("this machine: cpu", "cpu", ""))
+    for group, members in {**cards.groups(), "several cards": clusters.names()}.items():
+        shown += [(*offered_card(name), group) for name in members]
+    shown += [(f"{record.title}, recorded", record.label, "recorded") for record in recordings()]
+    if chosen not in (name for _, name, _ in shown):
+        shown.append((*offered_card(chosen), ""))
 
-    return [*shown, (OTHER_TEXT, OTHER)]
+    return [*shown, (OTHER_TEXT, OTHER, "")]
 
 
 def offered_card(name: str) -> tuple[str, str]:

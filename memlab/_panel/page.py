@@ -19,7 +19,7 @@ from memlab._panel.choices import neighbours
 from memlab._panel.job import BaseJob, FitJob, Latest, PanelJob, Throttle
 from memlab._panel.outlook import MAKING, Outlook, Status, outlook, recorded_line, with_numbers
 from memlab._panel.panel_state import PanelState
-from memlab._panel.panes import Panes, peak_pane, ranks_pane
+from memlab._panel.panes import Panes, evidence_pane, peak_pane, ranks_pane
 from memlab._panel.questions import Estimate, Forecasts, Question
 from memlab._panel.runs import RunLog
 from memlab._panel.step_files import StepFiles
@@ -724,6 +724,8 @@ class Page:
         at_peak = run if run is not None and run.peak_by_category else now.predicted
         if self.panes.is_open("peak") and at_peak is not None:
             self.panes.show(peak=peak_pane(at_peak, limit))
+        if self.panes.is_open("evidence") and now.predicted is not None:
+            self.panes.show(evidence=evidence_pane(now.predicted))
         if self.panes.is_open("ranks"):
             self.panes.show(ranks=ranks_pane(at_peak, limit))
 

@@ -6,12 +6,27 @@ from typing import Any
 from memlab._panel.panel_state import PanelState
 from memlab._panel.state import setting_words
 from memlab._panel.texts import as_json
-from memlab._util.units import format_bytes
+from memlab._util.units import format_bytes, format_seconds, plus_minus
 from memlab.figures.peak import ALONE, rank_bars
+from memlab.prediction.evidence import PublicRun, evidence
 from memlab.result import StepResult
 from memlab.search.explain import Remedy, explain
 
 HELD_ROWS = 8
+HEADS_OF_EVIDENCE = ("model", "card", "setting", "measured", "predicted", "off", "published by")
+NUM_EVIDENCE = 4
+OF_EVIDENCE = {
+    "peak_reserved_bytes": "reserved", "peak_allocated_bytes": "allocated",
+    "step_seconds": "time of a step",
+}  # fmt: skip
+WITH_EVIDENCE = (
+    "What others measured on real cards and published, beside what memlab predicts of it, the "
+    "nearest runs first. Nothing in these predictions was fitted to the model of the row."
+)
+NO_EVIDENCE = (
+    "There is no public run to show: what a CPU takes is predicted from operators that were timed "
+    "on this machine, and a run is held against its prediction in the table of runs."
+)
 SENT = ("together", "ranks", "calls a step", "sent by a rank")
 
 
@@ -67,6 +82,29 @@ def _remedy(remedy: Remedy) -> dict[str, Any]:
         "effect": f"{less}{remedy.effect}; price: {remedy.price}",
         "fields": as_json(remedy.change),
     }
+
+
+def evidence_pane(result: StepResult) -> dict[str, Any]:
+    """Return the real runs that are nearest to a prediction, for each of its numbers."""
+    numbers = []
+    for number, name in OF_EVIDENCE.items():
+        runs = evidence(result, number, NUM_EVIDENCE)
+        if not runs:
+            continue
+        value, width = getattr(result, number), (result.uncertainty or {}).get(number, 0.0)
+        text = format_seconds(value) if number == "step_seconds" else format_bytes(value)
+        numbers.append({
+            "title": f"{name}: {text}{plus_minus(width)}, predicted for {result.device}",
+            "rows": [_evidence_row(run) for run in runs],
+        })  # fmt: skip
+    return {"about": WITH_EVIDENCE if numbers else NO_EVIDENCE, "heads": HEADS_OF_EVIDENCE,
+            "numbers": numbers}  # fmt: skip
+
+
+def _evidence_row(run: PublicRun) -> list[str]:
+    model, *cells, off, source = run.cells
+    whole = off.replace(" ", "\N{NO-BREAK SPACE}")
+    return [model.rpartition("/")[2], *cells, whole, source.partition("@")[0]]
 
 
 def ranks_pane(result: StepResult | None, limit_bytes: int | None) -> dict[str, Any]:

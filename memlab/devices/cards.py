@@ -269,6 +269,21 @@ def names() -> tuple[str, ...]:
     return tuple(card.name for card in every_card())
 
 
+def groups() -> dict[str, list[str]]:
+    """Return the names of all cards by the group in which people are shown them.
+
+    >>> list(groups()), groups()["laptop"][0]
+    (['data centre', 'workstation', 'desktop', 'laptop'], 'rtx-5090-laptop')
+    """
+    begins = {first: group for group, first in rows()["first_of"].items()}
+    found: dict[str, list[str]] = {}
+    for name in names():
+        if name in begins:
+            found[begins[name]] = []
+        found[next(reversed(found))].append(name)
+    return found
+
+
 def nearest(text: object) -> tuple[str, ...]:
     """Return the names of the cards that are spelled most like a text, the nearest first.
 

@@ -1,10 +1,9 @@
-"""How far off predicted memory of a card is, as found on models that were left out.
+"""How far off predicted memory of a card may be where no public run says it.
 
 `memory.json` beside this file is written by `python -m benchmarks.calibrate_memory`, which says
-how. Of reserved bytes it has the half-width within which nine in ten of the measured runs lie if
-the model of the run is left out of the calibration; memory of convolutions is less certain than
-the rest, because cuDNN does not say what it takes. What a step needs was only bracketed, by runs
-under caps: its half-width is by how much these contradict what is predicted.
+how: the weights of hypotheses about cuDNN, which does not say what it takes, and the half-width of
+what a step needs. That was only bracketed, by runs under caps: its half-width is by how much these
+contradict what is predicted. The widths of peaks are those of `evidence.py`.
 
 Functions and modules that a person has compiled are recorded as they were written, and bounds of
 what they take compiled follow from the recording (`bounds_of_compiled`).
@@ -36,15 +35,6 @@ FILE = Path(__file__).parent / "memory.json"
 TEMPORARIES = 3
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Width:
-    """A relative half-width, 0.01 for +-1 %, and what it was found on."""
-
-    half_width: float
-    runs: int
-    models: int
-
-
 @functools.cache
 def _table() -> dict[str, Any]:
     table: dict[str, Any] = json.loads(FILE.read_text())
@@ -56,14 +46,10 @@ def weights() -> dict[Workspaces, float]:
     return {Workspaces(name): weight for name, weight in _table()["weights"].items()}
 
 
-def width_of(number: str, *, convolutions: bool) -> Width:
-    """Return the half-width of a predicted number.
-
-    Args:
-        number: "peak_allocated_bytes", "peak_reserved_bytes" or "needed_bytes".
-        convolutions: whether the step has convolutions that may take a workspace.
-    """
-    return Width(**_table()["half_widths"][number]["convolutions" if convolutions else "others"])
+def width_of_needed() -> float:
+    """Return the half-width of the bytes that a step needs."""
+    found: float = _table()["needed"]["half_width"]
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

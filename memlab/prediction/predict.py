@@ -25,7 +25,13 @@ from memlab.memory.lifetimes import build_peak_bytes, growth_notes, step_memory
 from memlab.memory.replay import AllocatorSettings
 from memlab.prediction.batch_size_model import BatchSizeModel, Replayed, replayed, size_model_of
 from memlab.prediction.check_against_runs import Attempt, Measured, check_against_runs
-from memlab.prediction.memory_widths import Compiled, compiled_part, weights, width_of
+from memlab.prediction.evidence import CONVOLUTIONS, QUANTIZED, SHARDED, width_of
+from memlab.prediction.memory_widths import (
+    Compiled,
+    compiled_part,
+    weights,
+    width_of_needed,
+)
 from memlab.result import Outcome, Source, StepResult, format_percent
 from memlab.running import Report
 from memlab.techniques.compilation import is_compiled
@@ -47,6 +53,7 @@ if TYPE_CHECKING:
 
 # What a prediction says about the Triton kernels of a step, whose launches are left out.
 
+OF_QUANTIZED = ("bitsandbytes", "torchao")  # whose operators compute with quantized weights
 COUNTED = "torch.nn.attention.flex_attention"  # what its kernels allocate is known
 
 
@@ -222,7 +229,6 @@ def peak_of(result: StepResult) -> int:
 # relative half-widths: on a CPU above the 95th percentiles that benchmarks/accuracy.py finds
 CPU_MEMORY, CPU_TIME = 0.01, 0.25
 TIMED = ("step_seconds", "watts")
-OF_CARDS = ("peak_allocated_bytes", "peak_reserved_bytes", "needed_bytes")
 ASSUMED = 0.1  # more where the run depends on a value that had to be assumed
 ASSUMED_SPREAD = 0.25  # more where that value decides how work is spread over parts of the model
 ASSUMED_BRANCH = 1.0  # more where that value decides what is run
@@ -498,6 +504,7 @@ def _facts(
         "first_step_peak_bytes": step_memory(trace, 0).peak_bytes,
         "step_seconds": seconds,
         "watts": kernels.draw and kernels.draw.watts,
+        "kernels": _kinds_of_kernels(recording, held),
         "samples_per_second": config.batch_size / seconds if seconds else None,
         "uncertainty": _uncertainty(allocated, kernels, recording, held, compiled),
         "notes": (
@@ -563,10 +570,20 @@ def _uncertainty(
         return {"peak_allocated_bytes": CPU_MEMORY + unsure, "step_seconds": seconds}
     widths = {
         number: width_of(number, convolutions=held.has_workspaces).half_width + unsure
-        for number in OF_CARDS
-    }
+        for number in ("peak_allocated_bytes", "peak_reserved_bytes")
+    } | {"needed_bytes": width_of_needed() + unsure}
     power = {} if kernels.draw is None else {"watts": kernels.draw.half_width}
     return widths | {"step_seconds": seconds} | power
+
+
+def _kinds_of_kernels(recording: OpTrace, held: ReservedEstimate | None) -> tuple[str, ...]:
+    """Return the kinds by which public runs are near; none on a CPU."""
+    if held is None:
+        return ()
+    is_quantized = any(o.name.startswith(OF_QUANTIZED) for o in recording.operators)
+    is_sharded = any(o.ranks for o in recording.operators)
+    kinds = {CONVOLUTIONS: held.has_workspaces, QUANTIZED: is_quantized, SHARDED: is_sharded}
+    return tuple(kind for kind, is_there in kinds.items() if is_there)
 
 
 def width_of_seconds(kernels: Kernels, *, is_cpu: bool) -> float:
@@ -585,7 +602,8 @@ def _width_notes(held: ReservedEstimate | None) -> tuple[str, ...]:
     what = "with convolutions " if held.has_workspaces else ""
     return (
         f"The uncertainty of reserved bytes comes from {width.runs} runs of {width.models} models "
-        f"{what}on real cards: with the model of the run left out, nine in ten lie within it.",
+        f"{what}on real cards: with the model of the run left out, nine in ten lie within it. "
+        "memlab.evidence(result) names the nearest.",
     )
 
 

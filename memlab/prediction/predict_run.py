@@ -23,7 +23,8 @@ from memlab.cost_model.traced_step import Failure, TracedStep, from_recording
 from memlab.devices.cards import Target
 from memlab.errors import UnsupportedError
 from memlab.memory.replay import AllocatorSettings, replay
-from memlab.prediction.memory_widths import compiled_part, width_of
+from memlab.prediction.evidence import width_of
+from memlab.prediction.memory_widths import compiled_part
 from memlab.prediction.predict import (
     ASSUMED,
     ASSUMED_BRANCH,

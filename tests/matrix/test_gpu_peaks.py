@@ -1,5 +1,7 @@
 """The benchmark of public peaks: its arithmetic, and one of its rows."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,8 +10,6 @@ from benchmarks.calibrate_memory import (
     Run,
     coverage,
     errors_left_out,
-    half_width,
-    line_of,
     table_of,
     weights_of,
 )
@@ -17,7 +17,8 @@ from benchmarks.public_runs import LANGUAGE_MODELS
 from benchmarks.titan_llama import Sizes
 from memlab import StepConfig
 from memlab.cost_model.cuda_kernels import Workspaces
-from memlab.prediction.memory_widths import weights, width_of
+from memlab.prediction.evidence import PublicRun, width_of
+from memlab.prediction.memory_widths import weights, width_of_needed
 from memlab.prediction.predict import predict_in_process
 
 GIB_TEXT = {"trained": str(4 * 2**30), "oom": str(2 * 2**30)}
@@ -166,7 +167,7 @@ def test_errors_are_relative_to_what_was_measured() -> None:
 # the calibration of predicted memory
 
 
-NUMBERS = ("peak_allocated_bytes", "peak_reserved_bytes", "needed_bytes")
+NUMBERS = ("peak_allocated_bytes", "peak_reserved_bytes")
 
 
 def run(model: str, none: int, copies: int, measured: int = 100, **caps: int) -> Run:
@@ -192,13 +193,26 @@ def test_a_model_is_predicted_with_the_weights_of_the_others() -> None:
     assert [each.error(weights_of(runs)) for each in runs] == pytest.approx([0.5, 0.01])
 
 
-def test_widths_cover_nine_in_ten() -> None:
-    errors = [-0.01 * n for n in range(1, 11)]
-    assert half_width(errors) == pytest.approx(0.1)
-    assert half_width(errors, 0.5) == pytest.approx(0.06)
-    runs = [run("a", 101, 101), run("b", 120, 120)]
-    said = coverage(runs, [0.01, 0.2])
+def test_what_is_left_out_is_held_against_the_width_of_the_others() -> None:
+    def of(model: str, error: float) -> PublicRun:
+        return PublicRun(
+            number="peak_reserved_bytes", device="t4", model=model, kernels=(), precision="fp32",
+            setting="", measured=1 + error, predicted=1, left_open="", source="",
+        )  # fmt: skip
+
+    said = coverage([of("a", 0.01), of("b", 0.2)], lambda each: each.model)
     assert said == pytest.approx({"covered %": 50, "width %": 10.5})
+    said = coverage([of("a", 0.01), of("b", 0.2)], lambda each: each.device)
+    assert said == {"covered %": None, "width %": None}, "nothing is left to state a width"
+
+
+def test_only_known_runs_choose_the_weights_and_all_are_held_against_them() -> None:
+    runs = [
+        run("a", 150, 101),
+        run("b", 101, 150),
+        replace(run("b", 150, 101), left_open="its length"),
+    ]
+    assert errors_left_out(runs) == pytest.approx([0.5, 0.5, 0.01])
 
 
 def test_what_a_bracket_excludes_is_an_error() -> None:
@@ -214,16 +228,12 @@ def test_the_table_has_what_predictions_read() -> None:
                  failed=0) for m in "cd"]  # fmt: skip
     table = table_of({"convolutions": with_convolutions, "others": alone})
     assert {Workspaces(name) for name in table["weights"]} == set(Workspaces) == set(weights())
-    assert set(table["half_widths"]) == set(NUMBERS)
-    assert table["half_widths"]["peak_reserved_bytes"] == {
-        "convolutions": {"half_width": 0.05, "runs": 2, "models": 2},
-        "others": {"half_width": 0.01, "runs": 2, "models": 2},
-    }
-    assert line_of("others", alone)["covered %"] == 100
+    assert table["needed"] == {"half_width": 0, "runs": 4, "models": 4}
 
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_the_shipped_table_says_how_sure_each_number_is(number: str) -> None:
     plain, convolutional = (width_of(number, convolutions=each) for each in (False, True))
-    assert 0 < plain.half_width <= convolutional.half_width < 0.1
+    assert 0 < plain.half_width < convolutional.half_width < 0.1
+    assert 0 < width_of_needed() < 0.1
     assert min(plain.runs, convolutional.runs) > 30

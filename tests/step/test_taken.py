@@ -12,7 +12,8 @@ from memlab import StepConfig, Workload
 from memlab._util.units import MIB
 from memlab.devices import cards
 from memlab.memory.replay import AllocatorSettings, least_limit, replay, serves
-from memlab.prediction.memory_widths import width_of
+from memlab.prediction.evidence import width_of
+from memlab.prediction.memory_widths import width_of_needed
 from memlab.prediction.predict import Prediction, predict_in_process
 from memlab.result import CountedPeak, FitStatus
 from tests.models import blocks, made_of
@@ -56,8 +57,10 @@ def test_a_step_needs_no_more_than_it_takes(of_convnet: Prediction) -> None:
 def test_its_widths_are_those_of_models_left_out(of_convnet: Prediction) -> None:
     widths = of_convnet.result.uncertainty
     assert widths is not None
-    for number in ("peak_allocated_bytes", "peak_reserved_bytes", "needed_bytes"):
+    for number in ("peak_allocated_bytes", "peak_reserved_bytes"):
         assert widths[number] == width_of(number, convolutions=True).half_width
+    assert widths["needed_bytes"] == width_of_needed()
+    assert of_convnet.result.kernels == ("convolutions",)
     runs = width_of("peak_reserved_bytes", convolutions=True).runs
     assert any(f"{runs} runs" in note for note in of_convnet.result.notes)
 

@@ -29,7 +29,7 @@ def panel(tmp_path, monkeypatch):
 
 
 def test_it_is_offered_by_its_title_with_the_memory_of_the_card(panel):
-    assert ("Tesla T4, recorded", LABEL) in choices.devices("cpu")
+    assert ("Tesla T4, recorded", LABEL, "recorded") in choices.devices("cpu")
     assert panel._asked.limit == recorded.capacity(LABEL) > 2**30
     assert "is another machine: Run shows what was measured there" in status(panel)
     with pytest.raises(DeviceError, match="allowed is one of 't4'"):

@@ -7,7 +7,7 @@
  * @typedef {import("./screen.js").Found} Found
  */
 
-import { LineText } from "./controls.js";
+import { LineText, Toggle } from "./controls.js";
 import { html } from "./vendor/preact.js";
 import { SYMBOLS, countedPeak } from "./verdict.js";
 import { formatBytes, formatPercent, formatSeconds, plusMinus } from "./words.js";
@@ -17,8 +17,8 @@ const SILENT =
   "No answer from the kernel for 15 s. It may be busy with another cell; if it was restarted or " +
   "has died, run this cell again.";
 
-/** @param {{source: Source, screen: Screen}} props */
-export function Answer({ source, screen }) {
+/** @param {{source: Source, screen: Screen, panes: import("./panel.js").Panes}} props */
+export function Answer({ source, screen, panes }) {
   const { fit, peak, limitBytes, costs, best, before, why } = screen;
   const share = peak && limitBytes ? peak.bytes / limitBytes : 0;
   const isPast = source.isLive && why !== "" && !source.isCurrent;
@@ -41,23 +41,33 @@ export function Answer({ source, screen }) {
       ></div>
     </div>
     <p class="ml-costs">
-      ${costs ? html`<span class="ml-told" title=${costs}>${costs}</span>` : best && html`<${Costs} found=${best.found} />`}
+      ${costs ? html`<span class="ml-told" title=${costs}>${costs}</span>` : best && html`<${Costs} ...${{ source, panes, found: best.found }} />`}
       ${!why && before && before.found !== best?.found && html`<${Before} found=${before.found} />`}
     </p>
   </section>`;
 }
 
-/** @param {{found: Found["found"]}} props */
-const Costs = ({ found }) =>
-  html`<span
-      >${`${formatBytes(found.peakBytes)} allocated${plusMinus(found.uncertainty.peak_allocated_bytes)}`}</span
-    >
-    ${
-      found.seconds !== null &&
-      html`<span
-        >${formatSeconds(found.seconds)}${plusMinus(found.uncertainty.step_seconds)} a step</span
-      >`
-    }`;
+/** @param {{source: Source, panes: import("./panel.js").Panes, found: Found["found"]}} props */
+function Costs({ source, panes, found }) {
+  const { peak_allocated_bytes: ofPeak, step_seconds: ofTime } = found.uncertainty;
+  const width = (/** @type {number} */ of) => html`<${Width} ...${{ source, panes, width: of }} />`;
+  return html`<span>${formatBytes(found.peakBytes)} allocated${width(ofPeak)}</span>
+    ${found.seconds !== null && html`<span>${formatSeconds(found.seconds)}${width(ofTime)} a step</span>`}`;
+}
+
+/** A half-width; a press shows the measurements that it rests on. @param {{source: Source, panes: import("./panel.js").Panes, width: number}} props */
+function Width({ source, panes, width }) {
+  const text = plusMinus(width);
+  if (!text || !source.isLive) return text;
+  return html`${" "}<${Toggle}
+      name=${text.trim()}
+      opens="evidence"
+      about="what this rests on: the nearest measurements of real cards"
+      controls=${`${source.id}-pane-evidence`}
+      isOpen=${panes.isOpen("evidence")}
+      onOpen=${(/** @type {boolean} */ isOpen) => panes.open("evidence", isOpen)}
+    />`;
+}
 
 /** @param {{found: Found["found"]}} props */
 function Before({ found }) {

@@ -220,13 +220,27 @@ function List({ id, about, choices, value, disabled = false, onValue }) {
     onChange=${(/** @type {Event} */ event) =>
       onValue(all.find((choice) => String(choice.value) === valueOf(event))?.value)}
   >
-    ${all.map(
-      (choice) =>
-        html`<option value=${String(choice.value)} selected=${choice.value === value}>
-          ${choice.label}
-        </option>`,
-    )}
+    ${grouped(all).map(([group, members]) => {
+      const options = members.map(
+        (choice) =>
+          html`<option value=${String(choice.value)} selected=${choice.value === value}>
+            ${choice.label}
+          </option>`,
+      );
+      return group ? html`<optgroup label=${group}>${options}</optgroup>` : options;
+    })}
   </select>`;
+}
+
+/** Neighbours of one group together. @param {Option[]} choices @returns {[string, Option[]][]} */
+function grouped(choices) {
+  const found = /** @type {[string, Option[]][]} */ ([]);
+  for (const choice of choices) {
+    const { group = "" } = choice;
+    if (found.at(-1)?.[0] === group) found.at(-1)?.[1].push(choice);
+    else found.push([group, [choice]]);
+  }
+  return found;
 }
 
 let count = 0;

@@ -8,7 +8,7 @@
  * @typedef {import("./controls.js").Line} Line
  * @typedef {import("./verdict.js").Verdict} Verdict
  *
- * @typedef {{value: any, label: string}} Option
+ * @typedef {{value: any, label: string, group?: string}} Option
  *
  * @typedef {object} ControlOf a setting
  * @property {string} field

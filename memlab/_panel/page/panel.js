@@ -35,7 +35,7 @@ export function Panel({ source, children }) {
   >
     <${Head} ...${{ source, screen, panes }} />
     <${Alerts} source=${source} />
-    <${Answer} ...${{ source, screen }} />
+    <${Answer} ...${{ source, screen, panes }} />
     ${isLive && html`<${Advice} ...${{ source, screen }} />`}
     <div class="ml-body">
       <div class="ml-left">
@@ -89,7 +89,7 @@ function Drawers({ source, screen, panes }) {
           />`,
       )}
     </div>
-    ${[...drawers, ["cards", "cards"], ["code", "code"], ["help", "help"]]
+    ${[...drawers, ["evidence", "evidence"], ["cards", "cards"], ["code", "code"], ["help", "help"]]
       .filter(([name]) => panes.isOpen(name))
       .map(
         ([name, label]) =>

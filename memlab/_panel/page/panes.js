@@ -1,6 +1,6 @@
 /**
  * The panes that open below the picture: what fits, what holds the peak, what each rank holds, cards,
- * what a quantized base saves, code, help.
+ * what a quantized base saves, what a ± rests on, code, help.
  *
  * @typedef {import("./kernel.js").Source} Source
  * @typedef {import("./store.js").Fields} Fields
@@ -20,6 +20,7 @@ export const PANES = {
   base: Base,
   peak: Peak,
   ranks: Ranks,
+  evidence: Evidence,
   cards: Cards,
   code: Code,
   help: ({ source }) => html`<${Help} help=${source.catalog.help} />`,
@@ -138,6 +139,16 @@ function Rank({ rank: { label, bytes, byCategory, limitBytes }, most }) {
       >${formatBytes(bytes)}${limitBytes === null ? "" : ` of ${formatBytes(limitBytes)}`}</span
     >
   </div>`;
+}
+
+/** @param {{pane: any}} props */
+function Evidence({ pane: { about, heads, numbers } }) {
+  return html`<p>${about}</p>
+    ${numbers.map(
+      (/** @type {any} */ { title, rows }) =>
+        html`<h4>${title}</h4>
+          <${Plain} heads=${heads} rows=${rows} />`,
+    )}`;
 }
 
 /** @param {{source: Source, pane: any}} props */

@@ -1,0 +1,215 @@
+"""Runs of others on real cards, beside what memlab predicts of them: why to believe a number.
+
+`evidence.csv` beside this file is written by `python -m benchmarks.calibrate_memory`. Each row is a
+run that somebody else measured and published. No row was predicted with something that was fitted
+to its own model. The width that is stated for memory is that of split conformal prediction over the
+rows of the same kind: within it lie nine in ten of them, with the correction for few rows. Only
+rows count whose source says all that a prediction needs.
+"""
+
+import csv
+import functools
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memlab._util.checks import checked, choice
+from memlab._util.checks import count as count_of
+from memlab._util.units import format_bytes, format_seconds, signed_percent
+from memlab.devices import cards
+from memlab.errors import DeviceError
+from memlab.result import Source, StepResult
+
+FILE = Path(__file__).parent / "evidence.csv"
+CONVOLUTIONS, QUANTIZED, SHARDED = "convolutions", "quantized weights", "several cards"
+NUMBERS = ("peak_allocated_bytes", "peak_reserved_bytes", "step_seconds")
+COVERAGE = 0.9
+MOST_OF_A_MODEL = 2  # rows on one card, so that what is shown are several models
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Width:
+    """A relative half-width, 0.01 for +-1 %, and what it was found on."""
+
+    half_width: float
+    runs: int
+    models: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublicRun:
+    """A run that somebody measured on a real card and published, and what memlab predicts of it.
+
+    Attributes:
+        number: which field of a result was measured: "peak_allocated_bytes", "peak_reserved_bytes"
+            or "step_seconds".
+        device: the card, as `predict` takes it.
+        model: that was trained.
+        kernels: kinds of kernels that decide how exact a prediction is, as `StepResult.kernels`.
+        precision: of the step.
+        setting: how it was trained, in words.
+        measured: bytes or seconds.
+        predicted: bytes or seconds; nothing that was fitted to runs of this model is in it.
+        left_open: what a prediction needs and the source does not say; empty if that is nothing.
+        source: the repository, at a commit, or the paper.
+    """
+
+    number: str
+    device: str
+    model: str
+    kernels: tuple[str, ...]
+    precision: str
+    setting: str
+    measured: float
+    predicted: float
+    left_open: str
+    source: str
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the source says all that a prediction needs."""
+        return not self.left_open
+
+    @property
+    def error(self) -> float:
+        """The measured number over the predicted one, minus 1: what a width has to cover."""
+        return self.measured / self.predicted - 1
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Model, card, setting, measured, predicted, by how much that is off, and source."""
+        is_time = self.number == "step_seconds"
+        measured, predicted = (
+            format_seconds(value) if is_time else format_bytes(round(value))
+            for value in (self.measured, self.predicted)
+        )
+        off = signed_percent(self.predicted / self.measured - 1)
+        setting = (
+            f"{self.setting} (not known: {self.left_open})" if self.left_open else self.setting
+        )
+        return self.model, self.device, setting, measured, predicted, off, self.source
+
+    def __str__(self) -> str:
+        model, device, setting, measured, predicted, off, _ = self.cells
+        return f"{model} on {device}, {setting}: measured {measured}, predicted {predicted} ({off})"
+
+
+@functools.cache
+def public_runs() -> tuple[PublicRun, ...]:
+    """Return all runs of the file."""
+    with FILE.open(encoding="utf-8", newline="") as file:
+        return tuple(map(_run_of, csv.DictReader(file)))
+
+
+def _run_of(row: Mapping[str, str]) -> PublicRun:
+    read: dict[str, Any] = {
+        **row,
+        "kernels": tuple(row["kernels"].split("|")) if row["kernels"] else (),
+        "measured": float(row["measured"]),
+        "predicted": float(row["predicted"]),
+    }
+    return PublicRun(**read)
+
+
+def half_width(errors: Iterable[float], share: float = COVERAGE) -> float:
+    """Return the half-width of split conformal prediction: it covers this share of such errors.
+
+    >>> half_width([0.01, -0.02, 0.03], 0.5)
+    0.02
+    """
+    sizes = np.sort(np.abs(list(errors)))
+    return float(sizes[min(math.ceil((len(sizes) + 1) * share), len(sizes)) - 1])
+
+
+def runs_of_kind(number: str, *, convolutions: bool) -> list[PublicRun]:
+    """Return the runs that the width of a peak rests on.
+
+    Allocated memory of whole convnets was not measured by anyone whose runs are here: that of what
+    the card reserved stands for it.
+
+    Args:
+        number: "peak_allocated_bytes" or "peak_reserved_bytes".
+        convolutions: whether the step has convolutions that may take a workspace.
+    """
+    asked = "peak_reserved_bytes" if convolutions else number
+    return [
+        run
+        for run in public_runs()
+        if run.number == asked and run.is_known and (CONVOLUTIONS in run.kernels) == convolutions
+    ]
+
+
+@functools.cache
+def width_of(number: str, *, convolutions: bool) -> Width:
+    """Return the half-width of a predicted peak; the arguments are those of `runs_of_kind`."""
+    runs = runs_of_kind(number, convolutions=convolutions)
+    width = half_width(run.error for run in runs)
+    return Width(half_width=width, runs=len(runs), models=len({run.model for run in runs}))
+
+
+@checked(number=choice(*NUMBERS), count=count_of(1))
+def evidence(
+    result: StepResult, number: str = "peak_reserved_bytes", count: int = 5
+) -> tuple[PublicRun, ...]:
+    """Return the real runs that are nearest to a prediction for a card, the nearest first.
+
+    Near is, in this order: the same kinds of kernels, the same or a near generation of cards, all
+    known of the run, the same number format, and a number of like size. At most two runs of a model
+    on one card are among them.
+
+    Args:
+        result: a prediction; for a CPU, and for what was measured, there are none.
+        number: the field of the result that they measured: "peak_reserved_bytes", which counts
+            against a limit, "peak_allocated_bytes" or "step_seconds".
+        count: at most so many.
+
+    Raises:
+        ConfigError: an argument is not allowed; the message names it and what is allowed.
+
+    >>> import memlab
+    >>> step = memlab.StepConfig(batch_size=4)
+    >>> result = memlab.predict(memlab.workloads.get("gpt-small"), step, "rtx-4060", progress=False)
+    >>> for run in memlab.evidence(result, count=2):
+    ...     print(run.device, run.model, run.source.partition("@")[0])
+    """
+    value = getattr(result, number)
+    if result.source is not Source.PREDICTED or result.peak_reserved_bytes is None or not value:
+        return ()
+    runs = sorted(
+        (run for run in public_runs() if run.number == number),
+        key=lambda run: _distance(run, result, value),
+    )
+    found: list[PublicRun] = []
+    seen = Counter[tuple[str, str]]()
+    for run in runs:
+        seen[run.model, run.device] += 1
+        if seen[run.model, run.device] <= MOST_OF_A_MODEL and len(found) < count:
+            found.append(run)
+    return tuple(found)
+
+
+def _distance(run: PublicRun, result: StepResult, value: float) -> tuple[float, ...]:
+    """Return how far a run is from a prediction, to be compared part by part."""
+    return (
+        len(set(run.kernels) ^ set(result.kernels)),
+        abs(_generation(run.device) - _generation(result.device)),
+        not run.is_known,
+        run.precision != str(result.config.precision),
+        abs(math.log(run.measured / value)),
+    )
+
+
+@functools.cache
+def _generation(device: str) -> float:
+    """Return the compute capability of a card as a number, 8.9 for (8, 9); 0 if it has no name."""
+    try:
+        card = cards.resolve(device).card
+    except DeviceError:
+        return 0.0
+    capability = card.compute_capability if card else None
+    return capability[0] + capability[1] / 10 if capability else 0.0
