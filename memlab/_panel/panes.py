@@ -23,6 +23,10 @@ WITH_EVIDENCE = (
     "What others measured on real cards and published, beside what memlab predicts of it, the "
     "nearest runs first. Nothing in these predictions was fitted to the model of the row."
 )
+OF_TIME = (
+    "The ± is that of kernels. What a step of small kernels waits for its host is not in it, and "
+    "was in what these steps took."
+)
 NO_EVIDENCE = (
     "There is no public run to show: what a CPU takes is predicted from operators that were timed "
     "on this machine, and a run is held against its prediction in the table of runs."
@@ -89,12 +93,13 @@ def evidence_pane(result: StepResult) -> dict[str, Any]:
     numbers = []
     for number, name in OF_EVIDENCE.items():
         runs = evidence(result, number, NUM_EVIDENCE)
-        if not runs:
+        if not runs or runs[0].number != number:  # what was reserved stands there already
             continue
         value, width = getattr(result, number), (result.uncertainty or {}).get(number, 0.0)
         text = format_seconds(value) if number == "step_seconds" else format_bytes(value)
         numbers.append({
             "title": f"{name}: {text}{plus_minus(width)}, predicted for {result.device}",
+            "about": OF_TIME if number == "step_seconds" else "",
             "rows": [_evidence_row(run) for run in runs],
         })  # fmt: skip
     return {"about": WITH_EVIDENCE if numbers else NO_EVIDENCE, "heads": HEADS_OF_EVIDENCE,

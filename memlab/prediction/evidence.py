@@ -10,7 +10,6 @@ rows count whose source says all that a prediction needs.
 import csv
 import functools
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,12 +135,18 @@ def runs_of_kind(number: str, *, convolutions: bool) -> list[PublicRun]:
         number: "peak_allocated_bytes" or "peak_reserved_bytes".
         convolutions: whether the step has convolutions that may take a workspace.
     """
-    asked = "peak_reserved_bytes" if convolutions else number
+    asked = _measured_for(number, convolutions=convolutions)
     return [
         run
         for run in public_runs()
         if run.number == asked and run.is_known and (CONVOLUTIONS in run.kernels) == convolutions
     ]
+
+
+def _measured_for(number: str, *, convolutions: bool) -> str:
+    """Return which number of runs a number rests on."""
+    is_peak = number == "peak_allocated_bytes"
+    return "peak_reserved_bytes" if convolutions and is_peak else number
 
 
 @functools.cache
@@ -159,13 +164,14 @@ def evidence(
     """Return the real runs that are nearest to a prediction for a card, the nearest first.
 
     Near is, in this order: the same kinds of kernels, the same or a near generation of cards, all
-    known of the run, the same number format, and a number of like size. At most two runs of a model
-    on one card are among them.
+    known of the run, the same number format, and a number of like size. At most two settings of a
+    model on one card are among them.
 
     Args:
         result: a prediction; for a CPU, and for what was measured, there are none.
-        number: the field of the result that they measured: "peak_reserved_bytes", which counts
-            against a limit, "peak_allocated_bytes" or "step_seconds".
+        number: the field of the result: "peak_reserved_bytes", which counts against a limit,
+            "peak_allocated_bytes", for which what was reserved stands where there are convolutions,
+            or "step_seconds".
         count: at most so many.
 
     Raises:
@@ -180,15 +186,16 @@ def evidence(
     value = getattr(result, number)
     if result.source is not Source.PREDICTED or result.peak_reserved_bytes is None or not value:
         return ()
+    asked = _measured_for(number, convolutions=CONVOLUTIONS in result.kernels)
     runs = sorted(
-        (run for run in public_runs() if run.number == number),
+        (run for run in public_runs() if run.number == asked),
         key=lambda run: _distance(run, result, value),
     )
     found: list[PublicRun] = []
-    seen = Counter[tuple[str, str]]()
     for run in runs:
-        seen[run.model, run.device] += 1
-        if seen[run.model, run.device] <= MOST_OF_A_MODEL and len(found) < count:
+        same = [one for one in found if (one.model, one.device) == (run.model, run.device)]
+        is_new = run.setting not in [one.setting for one in same]
+        if is_new and len(same) < MOST_OF_A_MODEL and len(found) < count:
             found.append(run)
     return tuple(found)
 

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.calibrate_memory import coverage, evidence_of_field, write
 from memlab import MemlabError, Outcome, StepConfig, StepResult, evidence
+from memlab._panel.panes import evidence_pane
 from memlab.devices import cards
 from memlab.prediction import evidence as module
 from memlab.prediction.evidence import (
@@ -114,9 +115,28 @@ def test_of_these_the_nearest_are_of_the_same_format_and_size(monkeypatch):
 
 
 def test_at_most_two_runs_of_a_model_on_one_card_are_shown(monkeypatch):
-    runs = (*(run(measured=100.0 + n) for n in range(9)), run("b", measured=900.0))
+    runs = (
+        *(run(measured=100.0 + n, setting=f"batch of {n // 2}") for n in range(9)),
+        run("b", measured=900.0),
+    )
     monkeypatch.setattr(module, "public_runs", lambda: runs)
-    assert [each.model for each in evidence(result_for("rtx-3060", size=100))] == ["a", "a", "b"]
+    found = evidence(result_for("rtx-3060", size=100))
+    assert [each.model for each in found] == ["a", "a", "b"]
+    assert [each.setting for each in found[:2]] == ["batch of 0", "batch of 1"], "not one twice"
+
+
+def test_what_was_reserved_stands_for_what_convnets_allocated():
+    found = evidence(result_for("rtx-3060", kernels=(CONVOLUTIONS,)), "peak_allocated_bytes")
+    assert {each.number for each in found} == {"peak_reserved_bytes"}
+    panes = evidence_pane(result_for("rtx-3060", kernels=(CONVOLUTIONS,)))
+    assert [each["title"].partition(":")[0] for each in panes["numbers"]] == [
+        "reserved", "time of a step",
+    ]  # fmt: skip
+
+
+def test_the_pane_of_a_cpu_says_why_it_is_empty():
+    pane = evidence_pane(result_for("cpu", peak_reserved_bytes=None))
+    assert (pane["numbers"], "timed on this machine" in pane["about"]) == ([], True)
 
 
 @pytest.mark.parametrize("device", ["8x-h100", "rtx-4060-laptop, 60 W", "24GiB"])

@@ -145,8 +145,9 @@ function Rank({ rank: { label, bytes, byCategory, limitBytes }, most }) {
 function Evidence({ pane: { about, heads, numbers } }) {
   return html`<p>${about}</p>
     ${numbers.map(
-      (/** @type {any} */ { title, rows }) =>
+      (/** @type {any} */ { title, about: more, rows }) =>
         html`<h4>${title}</h4>
+          ${more && html`<p class="ml-quiet">${more}</p>`}
           <${Plain} heads=${heads} rows=${rows} />`,
     )}`;
 }

@@ -142,6 +142,24 @@ def test_enter_runs_what_was_typed_before_it_and_escape_closes_what_is_open(page
     panel.locator("[data-pane=code]").wait_for(state="detached")
 
 
+def test_a_press_on_an_uncertainty_shows_the_runs_that_it_rests_on(page, panel):
+    settle(panel)
+    uncertainty = panel.locator(".ml-costs button").first
+    uncertainty.click()
+    shown = panel.locator("[data-pane=evidence]")
+    wait_for(lambda: "timed on this machine" in shown.inner_text())
+    assert panel.get_by_label("On", exact=True).locator("optgroup").count() >= 5
+    panel.get_by_label("On", exact=True).select_option("rtx-3060")
+    wait_for(lambda: "xMem" in shown.inner_text())
+    assert "reserved: " in shown.inner_text()
+    for dark in (False, True):
+        lab_ui.set_theme(page, dark)
+        assert json.dumps(findings(page)) == "[]", dark
+    uncertainty.focus()
+    page.keyboard.press("Escape")
+    shown.wait_for(state="detached")
+
+
 def test_a_session_by_keys_from_workload_to_undo(page, panel):
     settle(panel)
     panel.get_by_label("Workload").focus()
