@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks import host_pace, report
+from benchmarks import host_pace, peft_table, report
 from memlab.cost_model.cuda_kernels import Workspaces, middle
 from memlab.devices import cards
 from memlab.prediction import evidence
@@ -179,7 +179,8 @@ def evidence_of_field(rows: Sequence[Mapping[str, Any]]) -> list[PublicRun]:
     found = []
     for row in rows:
         setting, said = row["setting"], row["said"]["memlab"]
-        if setting["table"] not in OF_FIELD:
+        is_fitted = setting["recipe"].get("experiment") == peft_table.LENGTHS_BY
+        if setting["table"] not in OF_FIELD or is_fitted:
             continue
         kinds = {QUANTIZED: str(setting["base"]).startswith("nf4"), SHARDED: setting["cards"] > 1}
         told: dict[str, Any] = {
@@ -191,7 +192,6 @@ def evidence_of_field(rows: Sequence[Mapping[str, Any]]) -> list[PublicRun]:
         }  # fmt: skip
         if row["bytes"] and "bytes" in said:
             number = f"peak_{setting['reads']}_bytes"
-            number = "peak_reserved_bytes" if setting["reads"] == "device" else number
             found.append(
                 PublicRun(number=number, measured=row["bytes"], predicted=said["bytes"], **told)
             )

@@ -724,7 +724,7 @@ class Page:
         at_peak = run if run is not None and run.peak_by_category else now.predicted
         if self.panes.is_open("peak") and at_peak is not None:
             self.panes.show(peak=peak_pane(at_peak, limit))
-        if self.panes.is_open("evidence") and now.predicted is not None:
+        if self.panes.is_open("evidence"):
             self.panes.show(evidence=evidence_pane(now.predicted))
         if self.panes.is_open("ranks"):
             self.panes.show(ranks=ranks_pane(at_peak, limit))

@@ -13,7 +13,15 @@ from memlab.result import StepResult
 from memlab.search.explain import Remedy, explain
 
 HELD_ROWS = 8
-HEADS_OF_EVIDENCE = ("model", "card", "setting", "measured", "predicted", "off", "published by")
+HEADS_OF_EVIDENCE = (
+    "model",
+    "card",
+    "setting",
+    "measured",
+    "predicted",
+    "predicted is off",
+    "published by",
+)
 NUM_EVIDENCE = 4
 OF_EVIDENCE = {
     "peak_reserved_bytes": "reserved", "peak_allocated_bytes": "allocated",
@@ -21,13 +29,14 @@ OF_EVIDENCE = {
 }  # fmt: skip
 WITH_EVIDENCE = (
     "What others measured on real cards and published, beside what memlab predicts of it, the "
-    "nearest runs first. Nothing in these predictions was fitted to the model of the row."
+    "nearest runs first: of the same kinds of kernels, generation of cards, format and size."
 )
 OF_TIME = (
-    "The ± is that of kernels. What a step of small kernels waits for its host is not in it, and "
-    "was in what these steps took."
+    "The ± is that of kernels, by other data. What a step of small kernels waits for its host is "
+    "not in it, and was in what these steps took."
 )
-NO_EVIDENCE = (
+NO_EVIDENCE = "There is no public run to show for these settings."
+OF_CPU = (
     "There is no public run to show: what a CPU takes is predicted from operators that were timed "
     "on this machine, and a run is held against its prediction in the table of runs."
 )
@@ -88,10 +97,11 @@ def _remedy(remedy: Remedy) -> dict[str, Any]:
     }
 
 
-def evidence_pane(result: StepResult) -> dict[str, Any]:
+def evidence_pane(result: StepResult | None) -> dict[str, Any]:
     """Return the real runs that are nearest to a prediction, for each of its numbers."""
-    numbers = []
-    for number, name in OF_EVIDENCE.items():
+    numbers: list[dict[str, Any]] = []
+    for number, name in OF_EVIDENCE.items() if result else ():
+        assert result is not None
         runs = evidence(result, number, NUM_EVIDENCE)
         if not runs or runs[0].number != number:  # what was reserved stands there already
             continue
@@ -102,7 +112,8 @@ def evidence_pane(result: StepResult) -> dict[str, Any]:
             "about": OF_TIME if number == "step_seconds" else "",
             "rows": [_evidence_row(run) for run in runs],
         })  # fmt: skip
-    return {"about": WITH_EVIDENCE if numbers else NO_EVIDENCE, "heads": HEADS_OF_EVIDENCE,
+    about = OF_CPU if result and result.device.startswith("cpu") else NO_EVIDENCE
+    return {"about": WITH_EVIDENCE if numbers else about, "heads": HEADS_OF_EVIDENCE,
             "numbers": numbers}  # fmt: skip
 
 

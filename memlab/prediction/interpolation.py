@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from memlab.prediction.predict import Prediction
     from memlab.techniques.technique import Plan
 
+LOST = ("needed_bytes", "watts")  # of an estimate
 # added to each uncertainty between recorded sizes; see tests/system/test_panel_forecasts.py
 INTERPOLATED = 0.03
 
@@ -147,7 +148,7 @@ def estimated(
         step_seconds=seconds,
         watts=None,
         samples_per_second=config.batch_size / seconds if seconds else None,
-        uncertainty={name: w for name, w in uncertainty.items() if name != "needed_bytes"},
+        uncertainty={name: width for name, width in uncertainty.items() if name not in LOST},
         notes=tuple(note for note in result.notes if not note.startswith(OF_ITS_TIME)),
         memory_limit_bytes=None,
         fits=None,

@@ -53,7 +53,10 @@ if TYPE_CHECKING:
 
 # What a prediction says about the Triton kernels of a step, whose launches are left out.
 
-OF_QUANTIZED = ("bitsandbytes", "torchao")  # whose operators compute with quantized weights
+OF_SHARDED = (
+    "Of several cards few runs are known, so the uncertainty covers the largest error of them."
+)
+OF_QUANTIZED = ("bitsandbytes::", "torchao::")  # whose operators compute with quantized weights
 COUNTED = "torch.nn.attention.flex_attention"  # what its kernels allocate is known
 
 
@@ -488,6 +491,7 @@ def _facts(
         trace, reserved = held.own_run.given, held.own_run.reserved_bytes
         needed = min(held.least_run.needed_bytes(), reserved)
 
+    kinds = None if held is None else _kinds_of_kernels(size_model.program, config, held)
     memory = step_memory(trace, 1)
     allocated = memory.peak_bytes
     seconds = size_model.step_seconds(sizes)
@@ -504,14 +508,14 @@ def _facts(
         "first_step_peak_bytes": step_memory(trace, 0).peak_bytes,
         "step_seconds": seconds,
         "watts": kernels.draw and kernels.draw.watts,
-        "kernels": _kinds_of_kernels(recording, held),
+        "kernels": kinds or (),
         "samples_per_second": config.batch_size / seconds if seconds else None,
-        "uncertainty": _uncertainty(allocated, kernels, recording, held, compiled),
+        "uncertainty": _uncertainty(allocated, kernels, recording, kinds, compiled),
         "notes": (
             *compiled.notes,
             *kernels.notes,
             *recording.assumptions,
-            *_width_notes(held),
+            *_width_notes(kinds),
             *(growth_notes(trace, 1) if is_same else ()),
             *peak_notes(config, build_peak_bytes(trace)),
         ),
@@ -557,31 +561,33 @@ def _uncertainty(
     allocated: int,
     kernels: Kernels,
     recording: OpTrace,
-    held: ReservedEstimate | None,
+    kinds: tuple[str, ...] | None,
     compiled: Compiled,
 ) -> dict[str, float]:
-    """Return the relative half-widths of the predicted numbers."""
+    """Return the relative half-widths of the predicted numbers; on a CPU there are no kinds."""
     unsure = kernels.unsure_bytes / allocated + compiled.half_width
     if recording.assumptions:
         spread = ASSUMED_SPREAD if recording.spread else ASSUMED
         unsure += ASSUMED_BRANCH if recording.branched else spread
-    seconds = width_of_seconds(kernels, is_cpu=held is None) + compiled.share
-    if held is None:
+    seconds = width_of_seconds(kernels, is_cpu=kinds is None) + compiled.share
+    if kinds is None:
         return {"peak_allocated_bytes": CPU_MEMORY + unsure, "step_seconds": seconds}
     widths = {
-        number: width_of(number, convolutions=held.has_workspaces).half_width + unsure
+        number: width_of(number, kinds).half_width + unsure
         for number in ("peak_allocated_bytes", "peak_reserved_bytes")
     } | {"needed_bytes": width_of_needed() + unsure}
     power = {} if kernels.draw is None else {"watts": kernels.draw.half_width}
     return widths | {"step_seconds": seconds} | power
 
 
-def _kinds_of_kernels(recording: OpTrace, held: ReservedEstimate | None) -> tuple[str, ...]:
-    """Return the kinds by which public runs are near; none on a CPU."""
-    if held is None:
-        return ()
-    is_quantized = any(o.name.startswith(OF_QUANTIZED) for o in recording.operators)
-    is_sharded = any(o.ranks for o in recording.operators)
+def _kinds_of_kernels(
+    program: Program, config: StepConfig, held: ReservedEstimate
+) -> tuple[str, ...]:
+    """Return the kinds by which public runs are near, of a step on a card."""
+    is_quantized = any(
+        name.startswith(OF_QUANTIZED) and "optimizer" not in name for name in program.ran.names
+    )
+    is_sharded = config.sharding is not Sharding.NONE
     kinds = {CONVOLUTIONS: held.has_workspaces, QUANTIZED: is_quantized, SHARDED: is_sharded}
     return tuple(kind for kind, is_there in kinds.items() if is_there)
 
@@ -594,17 +600,18 @@ def width_of_seconds(kernels: Kernels, *, is_cpu: bool) -> float:
     return CPU_TIME + missing / (1.0 - missing) + NOISY_TIME * kernels.noisy_share
 
 
-def _width_notes(held: ReservedEstimate | None) -> tuple[str, ...]:
+def _width_notes(kinds: tuple[str, ...] | None) -> tuple[str, ...]:
     """Return where the uncertainty of reserved bytes comes from."""
-    if held is None:
+    if kinds is None:
         return ()
-    width = width_of("peak_reserved_bytes", convolutions=held.has_workspaces)
-    what = "with convolutions " if held.has_workspaces else ""
-    return (
+    width = width_of("peak_reserved_bytes", kinds)
+    what = "with convolutions " if CONVOLUTIONS in kinds else ""
+    said = (
         f"The uncertainty of reserved bytes comes from {width.runs} runs of {width.models} models "
         f"{what}on real cards: with the model of the run left out, nine in ten lie within it. "
-        "memlab.evidence(result) names the nearest.",
+        "memlab.evidence(result) names the nearest."
     )
+    return (said, OF_SHARDED) if SHARDED in kinds else (said,)
 
 
 def _summary(facts: dict[str, Any], slow_factor: float | None) -> str:

@@ -23,7 +23,7 @@ from memlab.cost_model.traced_step import Failure, TracedStep, from_recording
 from memlab.devices.cards import Target
 from memlab.errors import UnsupportedError
 from memlab.memory.replay import AllocatorSettings, replay
-from memlab.prediction.evidence import width_of
+from memlab.prediction.evidence import CONVOLUTIONS, width_of
 from memlab.prediction.memory_widths import compiled_part
 from memlab.prediction.predict import (
     ASSUMED,
@@ -505,7 +505,8 @@ def stages_of(
     # blocks have the sizes that the allocator gave out
     given_out = replace(requested, nbytes=np.diff(held.allocated_bytes, prepend=0))
     costs = stage_costs(given_out, names, held.reserved_bytes)
-    width = width_of("peak_reserved_bytes", convolutions=len(owns) > 1).half_width
+    kinds = (CONVOLUTIONS,) if len(owns) > 1 else ()
+    width = width_of("peak_reserved_bytes", kinds).half_width
     return Stages(
         costs=costs,
         width=width + _unsure(program, config, own, kernels, costs),

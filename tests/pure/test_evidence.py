@@ -74,8 +74,18 @@ def test_every_row_is_of_a_card_that_is_known_and_names_its_source():
 def test_a_width_of_nine_in_ten_holds_for_what_is_left_out(number, convolutions, of):
     runs = runs_of_kind(number, convolutions=convolutions)
     held = coverage(runs, lambda each: getattr(each, of))["covered %"]
-    assert 87 < held < 97, held
-    assert 0 < width_of(number, convolutions=convolutions).half_width < 0.1
+    # what is allocated is covered more often, by runs on two cards
+    assert 88 < held < (92 if number == "peak_reserved_bytes" else 96), held
+    kinds = (CONVOLUTIONS,) if convolutions else ()
+    assert 0 < width_of(number, kinds).half_width < 0.1
+
+
+def test_of_several_cards_the_largest_error_counts():
+    plain, sharded = (width_of("peak_reserved_bytes", kinds) for kinds in ((), (SHARDED,)))
+    errors = [each.error for each in public_runs() if SHARDED in each.kernels
+              and each.number == "peak_reserved_bytes"]  # fmt: skip
+    assert sharded.half_width == max(map(abs, errors)) > 2 * plain.half_width
+    assert width_of("peak_allocated_bytes", (SHARDED,)).half_width == sharded.half_width
 
 
 def test_widths_do_not_rest_on_runs_whose_source_leaves_something_open(monkeypatch):
@@ -93,6 +103,8 @@ def test_the_nearest_are_of_the_same_kernels_and_generation():
     assert len(found) == 5
     assert {each.device for each in found} == {"rtx-4060"}
     assert all(each.kernels == (CONVOLUTIONS,) for each in found)
+    hopper = evidence(result_for("h100", precision="bf16"), "peak_reserved_bytes")
+    assert {each.device for each in hopper} == {"l40s", "rtx-4060"}, "Ada is nearer than Ampere"
     quantized = evidence(
         result_for("a100-40", kernels=(QUANTIZED,), precision="bf16"), "peak_allocated_bytes"
     )
@@ -111,6 +123,8 @@ def test_of_these_the_nearest_are_of_the_same_format_and_size(monkeypatch):
     monkeypatch.setattr(module, "public_runs", lambda: runs)
     found = evidence(result_for("rtx-3060", size=100), count=9)
     assert [each.model for each in found] == ["near", "large", "low", "older", "convolutional"]
+    nameless = evidence(result_for("24GiB", size=100), count=9)
+    assert [each.model for each in nameless][:2] == ["near", "older"], "no generation is nearer"
     assert [each.model for each in evidence(result_for("rtx-3060", size=100), count=1)] == ["near"]
 
 
@@ -137,6 +151,15 @@ def test_what_was_reserved_stands_for_what_convnets_allocated():
 def test_the_pane_of_a_cpu_says_why_it_is_empty():
     pane = evidence_pane(result_for("cpu", peak_reserved_bytes=None))
     assert (pane["numbers"], "timed on this machine" in pane["about"]) == ([], True)
+    for other in (None, result_for("rtx-4060", source=Source.MEASURED)):
+        assert "no public run" in evidence_pane(other)["about"]
+
+
+def test_a_card_comes_first_in_each_group_that_people_are_shown():
+    groups = cards.groups()
+    assert [name for members in groups.values() for name in members] == list(cards.names())
+    assert list(groups) == ["data centre", "workstation", "desktop", "laptop"]
+    assert {name for name in cards.names() if name.endswith("laptop")} <= set(groups["laptop"])
 
 
 @pytest.mark.parametrize("device", ["8x-h100", "rtx-4060-laptop, 60 W", "24GiB"])
@@ -168,7 +191,8 @@ def test_rows_of_the_fields_benchmark_become_runs_and_come_back_from_the_file(
     tmp_path, monkeypatch
 ):
     setting = {
-        "table": "litgpt_table", "reads": "allocated", "card": {"name": "a100-40"}, "cards": 1,
+        "table": "litgpt_table", "recipe": {}, "reads": "allocated", "cards": 1,
+        "card": {"name": "a100-40"},
         "model": {"name": "m"}, "method": {"kind": "lora", "rank": 8}, "base": "nf4",
         "precision": "bf16", "optimizer": "AdamW", "batch": 4, "sequence": 1024,
         "accumulation": 1, "checkpointing": False,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from memlab import StepConfig, Workload
+from memlab import StepConfig, Workload, evidence, predict, workloads
 from memlab._util.units import MIB
 from memlab.devices import cards
 from memlab.memory.replay import AllocatorSettings, least_limit, replay, serves
@@ -58,10 +58,10 @@ def test_its_widths_are_those_of_models_left_out(of_convnet: Prediction) -> None
     widths = of_convnet.result.uncertainty
     assert widths is not None
     for number in ("peak_allocated_bytes", "peak_reserved_bytes"):
-        assert widths[number] == width_of(number, convolutions=True).half_width
+        assert widths[number] == width_of(number, ("convolutions",)).half_width
     assert widths["needed_bytes"] == width_of_needed()
     assert of_convnet.result.kernels == ("convolutions",)
-    runs = width_of("peak_reserved_bytes", convolutions=True).runs
+    runs = width_of("peak_reserved_bytes", ("convolutions",)).runs
     assert any(f"{runs} runs" in note for note in of_convnet.result.notes)
 
 
@@ -70,8 +70,25 @@ def test_without_convolutions_what_is_taken_is_what_is_needed_but_for_the_cache(
     assert made.size_model is not None
     assert made.result.uncertainty is not None
     assert np.array_equal(made.size_model.own, made.size_model.least)
-    width = width_of("peak_reserved_bytes", convolutions=False).half_width
+    width = width_of("peak_reserved_bytes", ()).half_width
     assert made.result.uncertainty["peak_reserved_bytes"] == width
+
+
+@pytest.mark.parametrize(
+    ("make", "config", "device", "kinds"),
+    [
+        (lambda: workloads.finetune(base="nf4"), {}, "rtx-4060", ("quantized weights",)),
+        (lambda: workloads.get("gpt-small"), {"optimizer": "adamw-8bit"}, "rtx-4060", ()),
+        (lambda: workloads.get("gpt-small"), {"sharding": "zero3", "world_size": 2},
+         "2x-a100-40", ("several cards",)),
+    ],
+)  # fmt: skip
+def test_the_kinds_of_its_kernels_are_those_that_ran(make, config, device, kinds):
+    found = predict(make(), StepConfig(batch_size=4, **config), device, progress=False)
+    assert found.kernels == kinds
+    if kinds == ("quantized weights",):
+        runs = evidence(found, "peak_allocated_bytes")
+        assert {run.kernels for run in runs} == {kinds}
 
 
 def test_a_limit_between_needed_and_taken_fits(of_convnet: Prediction) -> None:

@@ -62,7 +62,7 @@ function Width({ source, panes, width }) {
   return html`${" "}<${Toggle}
       name=${text.trim()}
       opens="evidence"
-      about="what this rests on: the nearest measurements of real cards"
+      about="the nearest measurements of real cards, beside what memlab predicts of them"
       controls=${`${source.id}-pane-evidence`}
       isOpen=${panes.isOpen("evidence")}
       onOpen=${(/** @type {boolean} */ isOpen) => panes.open("evidence", isOpen)}

@@ -152,6 +152,7 @@ function regrouped(step, setting, recorded) {
   }
   const uncertainty = widened(told.uncertainty, REGROUPED);
   delete uncertainty.needed_bytes;
+  delete uncertainty.watts;
   if ("step_seconds" in uncertainty && recorded.length === 1) uncertainty.step_seconds += ADDITIONS;
   const more = peakBytes - told.peakBytes;
   return {
@@ -195,6 +196,7 @@ function replanned(step, base, setting, before, after) {
     uncertainty.peak_reserved_bytes += SEGMENT_BYTES / reserved;
   }
   delete uncertainty.needed_bytes;
+  delete uncertainty.watts;
   return {
     ...estimateOf({ ...base, setting }, timeline, uncertainty),
     reservedBytes: reserved,
