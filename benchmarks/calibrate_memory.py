@@ -179,8 +179,9 @@ def evidence_of_field(rows: Sequence[Mapping[str, Any]]) -> list[PublicRun]:
     found = []
     for row in rows:
         setting, said = row["setting"], row["said"]["memlab"]
-        is_fitted = setting["recipe"].get("experiment") == peft_table.LENGTHS_BY
-        if setting["table"] not in OF_FIELD or is_fitted:
+        if setting["table"] not in OF_FIELD:
+            continue
+        if setting["recipe"].get("experiment") == peft_table.LENGTHS_BY:  # it found the length
             continue
         kinds = {QUANTIZED: str(setting["base"]).startswith("nf4"), SHARDED: setting["cards"] > 1}
         told: dict[str, Any] = {
