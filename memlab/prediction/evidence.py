@@ -198,6 +198,8 @@ def evidence(
     >>> result = memlab.predict(memlab.workloads.get("gpt-small"), step, "rtx-4060", progress=False)
     >>> for run in memlab.evidence(result, count=2):
     ...     print(run.device, run.model, run.source.partition("@")[0])
+    rtx-4060 distilbert/distilgpt2 Stone-ResearchLife/xMem
+    rtx-4060 T5-small Stone-ResearchLife/xMem
     """
     value = getattr(result, number)
     if result.source is not Source.PREDICTED or result.peak_reserved_bytes is None or not value:
