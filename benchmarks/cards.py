@@ -32,6 +32,7 @@ from benchmarks import (
     timm_steps,
 )
 from benchmarks.public_runs import use_packages
+from memlab.prediction.evidence import CONVOLUTIONS
 
 # median and 90th percentile of absolute errors, and the widest median half-width, in per cent
 GOALS = {
@@ -50,11 +51,15 @@ def reserved(quick: bool) -> dict[str, Any]:
         gpu_peaks.table_row(row, gpu_peaks.predicted(row))
         for row in gpu_peaks.read(gpu_peaks.PEAKS, quick)
     ]
-    families = calibrate_memory.families_of(calibrate_memory.runs_of(rows))
-    names = {"convolutions": "reserved, convnets", "others": "reserved, language models"}
+    every = [run for run in calibrate_memory.evidence_of_peaks(rows) if run.is_known]
+    names = {True: "reserved, convnets", False: "reserved, language models"}
+    families = {
+        name: [run for run in every if (CONVOLUTIONS in run.kernels) == convolutions]
+        for convolutions, name in names.items()
+    }
     lines = [
-        _judged(names[family], calibrate_memory.line_of(family, runs))
-        for family, runs in families.items()
+        _judged(name, calibrate_memory.line_of(name, runs))
+        for name, runs in families.items()
         if len({run.model for run in runs}) > 1
     ]
     seconds = [row["seconds"] for row in rows]

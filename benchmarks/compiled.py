@@ -3,8 +3,7 @@
 Each workload of `models.py` is predicted and measured with `compile=True`; on a CPU memlab compiles
 with a backend that partitions the graph of forward and backward and generates no code. Beside it
 stands the predicted peak of the plain step, which is what the compiler's decisions are worth.
-Goal: equal to the byte. What does not compile, or has random operators that only Inductor can
-fuse, says why.
+Goal: equal to the byte. What has no prediction says why.
 """
 
 from typing import Any
@@ -45,7 +44,7 @@ def main() -> None:
     lines = [line(name) for name in names]
     report.show("peaks of compiled steps on a CPU", lines)
     judged = [each for each in lines if each["off %"] is not None]
-    most = max((abs(each["off %"]) for each in judged), default=None)
+    most = max((abs(each["off %"]) for each in judged), default=0.0)
     equal = sum(each["off bytes"] == 0 for each in judged)
     print(f"\n{len(judged)} models, equal to the byte: {equal}; at most {most:.3g} % off")
     report.write(options, before, {"lines": lines})

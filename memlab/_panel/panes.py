@@ -14,14 +14,8 @@ from memlab.search.explain import Remedy, explain
 
 HELD_ROWS = 8
 HEADS_OF_EVIDENCE = (
-    "model",
-    "card",
-    "setting",
-    "measured",
-    "predicted",
-    "predicted is off",
-    "published by",
-)
+    "model", "card", "setting", "measured", "predicted", "predicted is off", "published by",
+)  # fmt: skip
 NUM_EVIDENCE = 4
 OF_EVIDENCE = {
     "peak_reserved_bytes": "reserved", "peak_allocated_bytes": "allocated",
@@ -99,9 +93,10 @@ def _remedy(remedy: Remedy) -> dict[str, Any]:
 
 def evidence_pane(result: StepResult | None) -> dict[str, Any]:
     """Return the real runs that are nearest to a prediction, for each of its numbers."""
-    numbers: list[dict[str, Any]] = []
-    for number, name in OF_EVIDENCE.items() if result else ():
-        assert result is not None
+    if result is None:
+        return {"about": NO_EVIDENCE, "heads": (), "numbers": []}
+    numbers = []
+    for number, name in OF_EVIDENCE.items():
         runs = evidence(result, number, NUM_EVIDENCE)
         if not runs or runs[0].number != number:  # what was reserved stands there already
             continue
@@ -112,7 +107,7 @@ def evidence_pane(result: StepResult | None) -> dict[str, Any]:
             "about": OF_TIME if number == "step_seconds" else "",
             "rows": [_evidence_row(run) for run in runs],
         })  # fmt: skip
-    about = OF_CPU if result and result.device.startswith("cpu") else NO_EVIDENCE
+    about = OF_CPU if result.device.startswith("cpu") else NO_EVIDENCE
     return {"about": WITH_EVIDENCE if numbers else about, "heads": HEADS_OF_EVIDENCE,
             "numbers": numbers}  # fmt: skip
 

@@ -7,7 +7,8 @@ Where new segments lie was found with the rows of xMem.
 
 The width that is stated for memory is that of split conformal prediction over the rows of the same
 kind: within it lie nine in ten of them, with the correction for few rows. It is a share of rows,
-and models have different numbers of them. Rows whose source leaves something open do not count.
+and models have different numbers of them. Rows whose source leaves something open do not count, but
+for what a card held when xMem's convnets were first read.
 """
 
 import bisect

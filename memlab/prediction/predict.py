@@ -53,10 +53,6 @@ if TYPE_CHECKING:
 
 # What a prediction says about the Triton kernels of a step, whose launches are left out.
 
-OF_SHARDED = (
-    "Of several cards few runs are known, so the uncertainty covers the largest error of them."
-)
-OF_QUANTIZED = ("bitsandbytes::", "torchao::")  # whose operators compute with quantized weights
 COUNTED = "torch.nn.attention.flex_attention"  # what its kernels allocate is known
 
 
@@ -232,6 +228,10 @@ def peak_of(result: StepResult) -> int:
 # relative half-widths: on a CPU above the 95th percentiles that benchmarks/accuracy.py finds
 CPU_MEMORY, CPU_TIME = 0.01, 0.25
 TIMED = ("step_seconds", "watts")
+OF_QUANTIZED = ("bitsandbytes::", "torchao::")  # whose operators compute with quantized weights
+OF_SHARDED = (
+    "Of several cards few runs are known, so the uncertainty covers the largest error of them."
+)
 ASSUMED = 0.1  # more where the run depends on a value that had to be assumed
 ASSUMED_SPREAD = 0.25  # more where that value decides how work is spread over parts of the model
 ASSUMED_BRANCH = 1.0  # more where that value decides what is run

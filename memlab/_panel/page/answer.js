@@ -55,7 +55,7 @@ function Costs({ source, panes, found }) {
     ${found.seconds !== null && html`<span>${formatSeconds(found.seconds)}${width(ofTime)} a step</span>`}`;
 }
 
-/** A half-width; a press shows the measurements that it rests on. @param {{source: Source, panes: import("./panel.js").Panes, width: number}} props */
+/** A half-width; a press shows measurements of real cards. @param {{source: Source, panes: import("./panel.js").Panes, width: number}} props */
 function Width({ source, panes, width }) {
   const text = plusMinus(width);
   if (!text || !source.isLive) return text;
