@@ -22,8 +22,8 @@ OF_EVIDENCE = {
     "step_seconds": "time of a step",
 }  # fmt: skip
 WITH_EVIDENCE = (
-    "What others measured on real cards and published, beside what memlab predicts of it, the "
-    "nearest runs first: of the same kinds of kernels, generation of cards, format and size."
+    "What others measured on real cards and published, beside what memlab predicts of it. Those "
+    "come first that are nearest by kinds of kernels, generation of the card, format and size."
 )
 OF_TIME = (
     "The ± is that of kernels, by other data. What a step of small kernels waits for its host is "

@@ -139,6 +139,12 @@ def test_at_most_two_runs_of_a_model_on_one_card_are_shown(monkeypatch):
     assert [each.setting for each in found[:2]] == ["batch of 0", "batch of 1"], "not one twice"
 
 
+def test_the_time_of_a_transformer_on_one_card_has_runs_of_its_own_kind():
+    found = evidence(result_for("rtx-3090", precision="tf32", seconds=0.4), "step_seconds")
+    assert [each.kernels for each in found] == [()] * 5
+    assert {cards.card(each.device).compute_capability[0] for each in found} == {8}
+
+
 def test_what_was_reserved_stands_for_what_convnets_allocated():
     found = evidence(result_for("rtx-3060", kernels=(CONVOLUTIONS,)), "peak_allocated_bytes")
     assert {each.number for each in found} == {"peak_reserved_bytes"}
