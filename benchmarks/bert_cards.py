@@ -3,11 +3,8 @@
 `benchmarks/data/bert_ms.csv`: NVIDIA's fine-tuning of BERT base and large on SQuAD, 384 tokens, as
 others timed it ("FP32", which NVIDIA's containers compute in TF32). Nothing in memlab was fitted to
 these rows. The model is transformers' own with plain attention, as that code had it; the optimizer
-is PyTorch's AdamW without foreach, with clipped gradients.
-
-That code's optimizer clips and updates one tensor after the other and asks for the norm of each, so
-the card waits for the host each time, which no setting of memlab does. What that takes for a tensor
-is estimated, in steps of 10 us: for each card the value that suits the rows of the other cards.
+is PyTorch's AdamW without foreach, with clipped gradients. That code's optimizer, too, updates one
+tensor after the other, so that the card waits for the host.
 """
 
 import csv
@@ -33,7 +30,6 @@ SIZES: dict[str, dict[str, int]] = {
         "intermediate_size": 4096,
     },
 }  # fmt: skip
-TENSORS = {"bert-base": 199, "bert-large": 391}  # that are trained
 
 
 def workload(model: str) -> memlab.Workload:
@@ -84,23 +80,6 @@ def lines(quick: bool) -> list[dict[str, Any]]:
     return found
 
 
-def with_host(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the lines with what the optimizer waits for its host, by the rows of other cards."""
-
-    def off(line: dict[str, Any], each: float) -> float:
-        return float((line["predicted ms"] + each * TENSORS[line["model"]]) / line["ms"] - 1)
-
-    found = []
-    for line in given:
-        others = [other for other in given if other["card"] != line["card"]]
-        each = min(
-            (step / 100 for step in range(61)),
-            key=lambda ms: statistics.median(abs(off(other, ms)) for other in others),
-        )
-        found.append({**line, "ms a tensor": each, "off %": 100 * off(line, each)})
-    return found
-
-
 def by_card(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the errors of each card, and of all."""
     groups = {card: [each for each in given if each["card"] == card]
@@ -120,19 +99,15 @@ def by_card(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Print both tables."""
+    """Print the steps and the errors of each card."""
     options, before = report.options(__file__, __doc__ or ""), report.environment()
     found = lines(options.quick)
     report.show("steps of BERT, fp32 as NVIDIA's containers compute it", [
         {name: value for name, value in each.items() if name != "source"} for each in found
     ])  # fmt: skip
-    cards, waited = by_card(found), with_host(found)
+    cards = by_card(found)
     report.show("by card", cards)
-    report.show("by card, with what the optimizer waits, by the other cards", by_card(waited))
-    print("ms a tensor:", sorted({each["ms a tensor"] for each in waited}))
-    report.write(options, before, {
-        "steps": found, "cards": cards, "with what it waits": by_card(waited),
-    })  # fmt: skip
+    report.write(options, before, {"steps": found, "cards": cards})
 
 
 if __name__ == "__main__":

@@ -133,10 +133,9 @@ def mix_of(card: str, network: str, dataset: str, batch_size: int) -> tuple[floa
 
 def _shares(step: TracedStep) -> tuple[float, ...]:
     kernels = step.kernels()
-    assert kernels.seconds is not None
-    recording, busy = step.program.recording, kernels.busy
-    own = [recording.intervals[o.interval].step >= 0 for o in recording.operators]
-    seconds = float(kernels.seconds[own].sum())
+    assert kernels.overlap is not None
+    own = [interval.step >= 0 for interval in step.program.recording.intervals]
+    seconds, busy = float(kernels.overlap.interval_seconds[own].sum()), kernels.busy
     known = [part / seconds for part in (busy.compute, busy.memory, busy.recurrent)]
     return (*known, max(1 - sum(known), 0.0))
 

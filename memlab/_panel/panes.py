@@ -26,8 +26,8 @@ WITH_EVIDENCE = (
     "come first that are nearest by kinds of kernels, generation of the card, format and size."
 )
 OF_TIME = (
-    "The ± is that of kernels, by other data. What a step of small kernels waits for its host is "
-    "not in it, and was in what these steps took."
+    "The ± is the doubt about kernels, by other data, and about the host, whose pace comes from "
+    "GPTs and ResNets that are among these runs."
 )
 NO_EVIDENCE = "There is no public run to show for these settings."
 OF_CPU = (

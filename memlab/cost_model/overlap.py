@@ -11,35 +11,50 @@ of 1 ms on stream 0 that waits for the collective:
 
     without the wait the step would take 5 ms; one after the other they would take 9 ms
 
-With one stream the time is the sum of the operators' times. Left out: that kernels and collectives
-beside each other slow each other down, since they share multiprocessors and memory; the other
-ranks, which are taken to be as fast as this one. How long Python takes between operators is in
-doubt: a step of small kernels may wait for it.
+With one stream the time is the sum of the operators' times, unless the card waits for the host: a
+step of small kernels takes what Python and the driver take, which is much the same for each of
+them (`HOST_SECONDS`). Where the host asks for a value it waits for the card, and issues the next
+operator only then. Left out: that kernels and collectives beside each other slow each other down,
+since they share multiprocessors and memory; the other ranks, which are taken to be as fast as this
+one; that a host is at most some thousand kernels ahead.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memlab._util.units import format_seconds
-from memlab.cost_model.roofline import LAUNCH_SECONDS, SLOW_LAUNCH_SECONDS
 from memlab.result import format_percent
-from memlab.tracing.recording import OpTrace, StreamMark
+from memlab.trace import Phase
+from memlab.tracing.recording import Operator, OpTrace, StreamMark
 
 if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
 
+    Seconds = npt.NDArray[np.float64]
 
 DEFAULT = 0  # the stream of a step's own operators
 LEAST_SHARE = 0.005  # of the communication, below which nothing is hidden: floats leave a rest
-OF_HOST = "Kernels of this step are so short"  # how the note on the host begins
+OF_HOST = "The card waits for its host"  # how the note on the host begins
 MUCH_WAITING = 0.1  # for the host, as a share of a step's time: it is said
+AT_ONCE = 1e-9  # a share of a collective's time: it is issued still
+VALUE = "aten::_local_scalar_dense"  # of a tensor, that the host asks for
+
+HOST_SECONDS = 40e-6
+"""What a host takes from one operator to the next: Python, autograd, dispatcher and driver.
+
+From steps that others timed on seven machines (`python -m benchmarks.host_pace`, and
+`benchmarks.iteration_times`).
+"""
+HOST_FACTOR = 1.5
+"""How many times as long another host may take, or as short; in `Overlap.half_width`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -47,25 +62,23 @@ class Overlap:
     """How the operators of a recording with several streams overlap.
 
     Attributes:
-        interval_seconds: float64, (intervals,); see `seconds_of_streams`.
+        interval_seconds: float64, (intervals,); see `scheduler_of`.
+        least_seconds: float64, (2, intervals), what these take with a host that needs no time, and
+            what the host takes for them: they are never faster, whatever the batch.
         step_seconds: of the last recorded step.
         communication_seconds: of its collectives, one after the other.
         exposed_seconds: what the step takes longer than it would without them.
-        waiting_seconds: what it takes longer if the host is slow.
-        half_width: the relative half-width of its time, without what a slow host adds.
+        waiting_seconds: what it takes longer than with a host that needs no time.
+        half_width: the relative half-width of its time.
     """
 
-    interval_seconds: npt.NDArray[np.float64]
+    interval_seconds: Seconds
+    least_seconds: Seconds
     step_seconds: float
     communication_seconds: float
     exposed_seconds: float
     waiting_seconds: float
     half_width: float
-
-    @property
-    def slow_factor(self) -> float | None:
-        """How many times as long it takes with a slow host; None where that is not much."""
-        return _if_much(self.step_seconds, self.step_seconds + self.waiting_seconds)
 
     @property
     def hidden_share(self) -> float:
@@ -78,119 +91,156 @@ class Overlap:
 
 def overlap_of(
     recording: OpTrace,
-    seconds: npt.NDArray[np.float64],
+    seconds: Seconds,
     *,
     kernels_half_width: float,
     links_half_width: float,
-    launch_seconds: float,
-    slow_launch_seconds: float,
+    host_seconds: float = HOST_SECONDS,
 ) -> Overlap:
     """Return how the operators of a recording overlap.
 
-    The half-width has three parts, which do not depend on one another: what the times of kernels
+    The half-width has four parts, which do not depend on one another: what the times of kernels
     make of the step if all of them are too short or too long by theirs, the same of collectives,
-    and all that is hidden. For how much kernels and collectives slow each other down is not known,
-    and at worst they run one after the other. What a slow host adds is no part of it, since it can
-    be many times the step and only makes it longer.
+    that of the host, and all that is hidden. For how much kernels and collectives slow each other
+    down is not known, and at worst they run one after the other.
 
     Args:
         recording: of two steps.
         seconds: float64, (operators,), of each alone.
         kernels_half_width: the relative half-width of the times of kernels.
         links_half_width: of the times of collectives.
-        launch_seconds: that the host takes to issue an operator; in doubt as kernels are.
-        slow_launch_seconds: that it takes where Python does more between them.
+        host_seconds: that the host takes from one operator to the next.
     """
     is_sent = np.array([bool(operator.ranks) for operator in recording.operators], dtype=bool)
     last = max(interval.step for interval in recording.intervals)
     in_last = np.array([interval.step == last for interval in recording.intervals], dtype=bool)
     of_last = in_last[[operator.interval for operator in recording.operators]]
 
-    def total(kernels: float, links: float, launch: float = launch_seconds) -> float:
+    schedule, copies = scheduler_of(recording), _Copies(recording)
+
+    def intervals(given: Seconds, host: float) -> Seconds:
+        return np.maximum(schedule(copies.without(given), host), copies.seconds(given))
+
+    def total(kernels: float = 1.0, links: float = 1.0, host: float = 1.0) -> float:
         varied = seconds * np.where(is_sent, links, kernels)
-        return float(seconds_of_streams(recording, varied, kernels * launch)[in_last].sum())
+        return float(intervals(varied, host * host_seconds)[in_last].sum())
 
-    def spread(kernels: float, links: float) -> float:
-        return (total(1.0 + kernels, 1.0 + links) - total(1.0 - kernels, 1.0 - links)) / 2
-
-    of_intervals = seconds_of_streams(recording, seconds, launch_seconds)
+    of_intervals, without_host = intervals(seconds, host_seconds), intervals(seconds, 0.0)
+    issued = np.bincount(
+        [o.interval for o in recording.operators], seconds > 0, minlength=len(of_intervals)
+    )
     whole, sent = float(of_intervals[in_last].sum()), float(seconds[is_sent & of_last].sum())
-    exposed = whole - total(1.0, 0.0)
+    exposed = whole - total(links=AT_ONCE) if sent else 0.0
     hidden = max(sent - exposed, 0.0)
-    waiting = max(total(1.0, 1.0, slow_launch_seconds) - whole, 0.0)
-    spreads = spread(kernels_half_width, 0.0), spread(0.0, links_half_width)
-    width = math.hypot(*spreads, hidden)
+    spreads = [
+        total(kernels=1.0 + kernels_half_width) - total(kernels=1.0 - kernels_half_width),
+        total(host=HOST_FACTOR) - total(host=1.0 / HOST_FACTOR),
+    ]
+    if sent:
+        spreads.append(total(links=1.0 + links_half_width) - total(links=1.0 - links_half_width))
+    width = math.hypot(*(spread / 2 for spread in spreads), hidden)
     return Overlap(
         interval_seconds=of_intervals,
+        least_seconds=np.stack((without_host, host_seconds * issued)),
         step_seconds=whole,
         communication_seconds=sent,
         exposed_seconds=exposed,
-        waiting_seconds=waiting,
-        half_width=max(width / whole, kernels_half_width),
+        waiting_seconds=max(whole - float(without_host[in_last].sum()), 0.0),
+        half_width=max(width / whole if whole else 0.0, kernels_half_width),
     )
 
 
 def overlap_notes(overlap: Overlap) -> list[str]:
-    """Return sentences on what communication and the host add to the time and its uncertainty."""
-    said = (
+    """Return sentences on what communication adds to the time and its uncertainty."""
+    if not overlap.communication_seconds:
+        return [
+            "One rank has no other to send to, so collectives take no time. The time of the step "
+            f"is stated ± {overlap.half_width:.0%}, by the doubt about kernels and the host."
+        ]
+    return [
         f"Collectives take {format_seconds(overlap.communication_seconds)}, of which "
         f"{format_percent(overlap.hidden_share)} is hidden behind other operators. The time of the "
-        f"step is stated ± {overlap.half_width:.0%}, by the doubt about kernels and links, and "
-        "because what runs beside each other may slow each other down."
-    )
-    if not overlap.communication_seconds:
-        said = (
-            "One rank has no other to send to, so collectives take no time. The time of the step "
-            f"is stated ± {overlap.half_width:.0%}, by the doubt about kernels."
-        )
-    return [said, *host_notes(overlap.slow_factor)]
-
-
-def slow_host_factor(recording: OpTrace, seconds: npt.NDArray[np.float64]) -> float | None:
-    """Return how many times as long a step takes with a slow host; None where that is not much.
-
-    Args:
-        recording: of a step or more, which count together.
-        seconds: float64, (operators,), of each alone.
-    """
-    in_step = np.array([interval.step >= 0 for interval in recording.intervals], dtype=bool)
-    usual, slow = (
-        float(seconds_of_streams(recording, seconds, launch)[in_step].sum())
-        for launch in (LAUNCH_SECONDS, SLOW_LAUNCH_SECONDS)
-    )
-    return _if_much(usual, slow)
-
-
-def _if_much(usual: float, slow: float) -> float | None:
-    return slow / usual if slow - usual >= MUCH_WAITING * usual > 0 else None
-
-
-def host_notes(slow_factor: float | None) -> list[str]:
-    """Return a note on a step that may wait for its host; none for any other."""
-    if slow_factor is None:
-        return []
-    own, most = format_seconds(LAUNCH_SECONDS), format_seconds(SLOW_LAUNCH_SECONDS)
-    return [
-        f"{OF_HOST} that the card may wait for the host, which is taken to start one each {own}; "
-        f"with {most} of Python for each, as under Megatron, the step takes {slow_factor:.2g} "
-        "times as long, which the ± does not include. A larger batch, or fewer micro-batches, "
-        "waits less."
+        f"step is stated ± {overlap.half_width:.0%}, by the doubt about kernels, links and the "
+        "host, and because what runs beside each other may slow each other down."
     ]
 
 
-def seconds_of_streams(
-    recording: OpTrace, seconds: npt.NDArray[np.float64], launch_seconds: float
-) -> npt.NDArray[np.float64]:
-    """Return the time of each interval, (intervals,): how much later the default stream is done.
+def host_notes(overlap: Overlap) -> list[str]:
+    """Return a note on a step that waits for its host; none for any other."""
+    waiting, whole = overlap.waiting_seconds, overlap.step_seconds
+    if waiting < MUCH_WAITING * whole or not whole:
+        return []
+    return [
+        f"{OF_HOST} for {format_seconds(waiting)} of the {format_seconds(whole)} of a step: its "
+        f"kernels are short, and Python and the driver take {format_seconds(HOST_SECONDS)} from "
+        "one operator to the next, as they did on the machines of others. The time of the step is "
+        f"stated ± {overlap.half_width:.0%}, which covers a host {HOST_FACTOR:g} times as fast or "
+        "as slow. A larger batch, or fewer micro-batches, waits less."
+    ]
+
+
+class _Copies:
+    """Copies of one card that run beside its kernels: an interval takes the longer of both.
+
+    Copies in both directions share the bus, so their times are added.
+    """
+
+    def __init__(self, recording: OpTrace) -> None:
+        operators, intervals = recording.operators, recording.intervals
+        phases = [interval.phase in (Phase.FORWARD, Phase.BACKWARD) for interval in intervals]
+        alone = not any(operator.ranks for operator in operators)
+        self._are = np.array([alone and o.beside and phases[o.interval] for o in operators], bool)
+        self._interval = np.array([o.interval for o in operators], np.int64)[self._are]
+        self._count = len(intervals)
+
+    def without(self, seconds: Seconds) -> Seconds:
+        """Return the times of operators, (operators,), of copies 0."""
+        return np.where(self._are, 0.0, seconds)
+
+    def seconds(self, seconds: Seconds) -> Seconds:
+        """Return the time of each interval's copies, (intervals,), from those of operators."""
+        found = np.bincount(self._interval, seconds[self._are], minlength=self._count)
+        return found.astype(np.float64)
+
+
+def scheduler_of(recording: OpTrace) -> Callable[[Seconds, float], Seconds]:
+    """Return a function that gives the time of each interval: how much later the card is done.
 
     All streams are done before a step begins, as when steps are measured, and the last interval of
-    a step ends when they are.
-
-    Args:
-        recording: of the run.
-        seconds: float64, (operators,), of each alone.
-        launch_seconds: that the host takes to issue an operator that takes any time.
+    a step ends when they are. The function takes the seconds of each operator alone, (operators,),
+    and those that the host takes to issue one that takes any time, and returns (intervals,).
     """
+    if all(operator.stream == DEFAULT for operator in recording.operators):
+        return _OneStream(recording)
+    return partial(_seconds_of_streams, recording)
+
+
+class _OneStream:
+    """The times of intervals of operators of the default stream, by sums.
+
+    An operator is done at the latest, over all operators up to it, of when that one was issued and
+    what runs from there on.
+    """
+
+    def __init__(self, recording: OpTrace) -> None:
+        operators, self._count = recording.operators, len(recording.intervals)
+        self._interval = np.array([operator.interval for operator in operators], np.int64)
+        steps = np.array([interval.step for interval in recording.intervals])[self._interval]
+        is_first = np.diff(steps, prepend=steps[:1]).astype(bool)
+        is_waited = np.array([_is_waited_for(operator) for operator in operators], bool)
+        self._group = np.cumsum(is_first | is_waited)  # the host waits for the card between them
+
+    def __call__(self, seconds: Seconds, launch_seconds: float) -> Seconds:
+        runs, taken = np.flatnonzero(seconds > 0), np.zeros(self._count)
+        for members in np.split(runs, np.flatnonzero(np.diff(self._group[runs])) + 1):
+            done = np.cumsum(seconds[members])
+            issued = launch_seconds * np.arange(len(members))
+            ends = done + np.maximum.accumulate(issued - (done - seconds[members]))
+            np.add.at(taken, self._interval[members], np.diff(ends, prepend=0.0))
+        return taken
+
+
+def _seconds_of_streams(recording: OpTrace, seconds: Seconds, launch_seconds: float) -> Seconds:
     clock = _Clock(recording.marks, launch_seconds)
     taken = np.zeros(len(recording.intervals))
     interval, began = 0, 0.0
@@ -203,12 +253,19 @@ def seconds_of_streams(
                 clock.synchronize()
             taken[interval] += clock.ready[DEFAULT] - began
             interval, began = operator.interval, clock.ready[DEFAULT]
+        if _is_waited_for(operator):
+            clock.wait()
         clock.run(operator.stream, float(seconds[number]))
 
     clock.pass_marks(len(recording.operators))
     clock.synchronize()
     taken[interval] += clock.ready[DEFAULT] - began
     return taken
+
+
+def _is_waited_for(operator: Operator) -> bool:
+    """Return whether the host waits until it knows a value, or the size of a result."""
+    return operator.by_values or operator.name == VALUE
 
 
 class _Clock:
@@ -236,6 +293,10 @@ class _Clock:
             return
         self.ready[stream] = max(self.ready[stream], self._issued) + seconds
         self._issued += self._launch_seconds
+
+    def wait(self) -> None:
+        """Let the host wait until all streams are done."""
+        self._issued = max(self.ready.values(), default=0.0)
 
     def synchronize(self) -> None:
         """Let all streams and the host wait for one another."""

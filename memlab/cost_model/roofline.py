@@ -499,9 +499,6 @@ Outputs = tuple[TensorSpec, ...]
 # From one operator to the next in eager PyTorch, host bound: 4 us on CUDA (pytorch issue 82793),
 # 5-7 us from Python (pytorch issue 41383); backward and foreach operators come from C++.
 LAUNCH_SECONDS = 5e-6
-# The same with all that a trainer does in Python between kernels: what 232 steps of GPT models
-# under Megatron on A100 say, with each shape left out in turn (benchmarks/iteration_times.py).
-SLOW_LAUNCH_SECONDS = 40e-6
 # Copies between pinned memory and a card, as a share of the bus's raw rate. Our choice, for packet
 # headers and waiting; not compared with a card yet. Copies from pageable memory reach less.
 HOST_EFFICIENCY = 0.78

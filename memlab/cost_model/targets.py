@@ -16,18 +16,17 @@ from memlab.cost_model.calibration import Calibration, calibrate, overhead_secon
 from memlab.cost_model.cost_store import Store
 from memlab.cost_model.links import cost_of, is_collective
 from memlab.cost_model.overlap import (
+    HOST_SECONDS,
     OF_HOST,
     Overlap,
     host_notes,
     overlap_notes,
     overlap_of,
     python_seconds,
-    slow_host_factor,
 )
 from memlab.cost_model.roofline import (
     HOST_EFFICIENCY,
     LAUNCH_SECONDS,
-    SLOW_LAUNCH_SECONDS,
     KernelCall,
     StepTime,
     known_time,
@@ -170,9 +169,8 @@ class Kernels:
         unknown_share: the share of the operators' work whose time is not known. This time is
             missing in `seconds`.
         seconds_half_width: the relative half-width of a step's time on a card; 0 on a CPU.
-        overlap: how operators overlap between cards; None where they run one after the other.
-        slow_factor: how many times as long a step takes whose card waits for a slow host; None
-            where that is not much.
+        overlap: how operators overlap with one another and with the host; None on a CPU.
+        is_connected: whether it is known what connects the cards, if there are several.
         busy: seconds in which kernels of a card work in the recorded steps, by what they draw.
         draw: what the card draws in them; None on a CPU or where it is not known.
         products_seconds: of products and attention in forward and backward; 0 if not known.
@@ -186,7 +184,7 @@ class Kernels:
     unknown_share: float = 0.0
     seconds_half_width: float = 0.0
     overlap: Overlap | None = None
-    slow_factor: float | None = None
+    is_connected: bool = True
     busy: power.Busy = power.IDLE
     draw: power.PowerDraw | None = None
     products_seconds: float = 0.0
@@ -225,34 +223,15 @@ def kernels_of(
 
 def seconds_of_intervals(recording: OpTrace, kernels: Kernels) -> npt.NDArray[np.float64] | None:
     """Return the time of each interval, (intervals,); None if times are not known."""
-    if kernels.seconds is None:
-        return None
-    if kernels.overlap is not None:
-        return kernels.overlap.interval_seconds
-    return _interval_seconds(recording, kernels.seconds)
+    if kernels.seconds is None or kernels.overlap is not None:
+        return None if kernels.overlap is None else kernels.overlap.interval_seconds
+    return _sums(recording, kernels.seconds)
 
 
-def _interval_seconds(
-    recording: OpTrace, seconds: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
+def _sums(recording: OpTrace, seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     interval = np.array([operator.interval for operator in recording.operators], dtype=np.int64)
-    count = len(recording.intervals)
-    hidden = _is_hidden(recording)
-    kernel, copy = (
-        np.bincount(interval[which], weights=seconds[which], minlength=count)
-        for which in (~hidden, hidden)
-    )
-
-    return np.maximum(kernel, copy).astype(np.float64)
-
-
-def _is_hidden(recording: OpTrace) -> npt.NDArray[np.bool_]:
-    """Return which operators run beside the kernels: copies on streams of their own.
-
-    Copies in both directions share the bus, so their times are added.
-    """
-    phases = [interval.phase in (Phase.FORWARD, Phase.BACKWARD) for interval in recording.intervals]
-    return np.array([o.beside and phases[o.interval] for o in recording.operators], dtype=bool)
+    found = np.bincount(interval, weights=seconds, minlength=len(recording.intervals))
+    return found.astype(np.float64)
 
 
 def _on_card(recording: OpTrace, target: Target, *, tf32_matmul: bool) -> Kernels:
@@ -261,7 +240,10 @@ def _on_card(recording: OpTrace, target: Target, *, tf32_matmul: bool) -> Kernel
     effects, notes = cuda_kernels.effects(recording, card), list(card_answers.notes())
     if card is None or card.memory_bytes_per_second is None:
         width = time_half_width(card, 0.0)
-        return Kernels(effects=effects, seconds=None, seconds_half_width=width, notes=tuple(notes))
+        return Kernels(
+            effects=effects, seconds=None, seconds_half_width=width,
+            is_connected=not _groups(recording), notes=tuple(notes),
+        )  # fmt: skip
 
     times = [_time_on(o, card, target.cluster, known, tf32_matmul) for o in recording.operators]
     seconds = np.array([time.estimate_seconds for time in times])
@@ -269,29 +251,27 @@ def _on_card(recording: OpTrace, target: Target, *, tf32_matmul: bool) -> Kernel
     unsure = sum(time.unsure_seconds for time in times) / every if every else 0.0
     half_width = time_half_width(card, unsure)
     overlap = _overlap(recording, seconds, target, half_width)
-    busy, drawn = _power(recording, times, seconds, card, overlap)
+    busy, drawn = _power(recording, times, overlap, card)
     if drawn is not None and drawn.slower_half_width:
         working = [drawn.slower * time.busy.seconds for time in times]
         seconds = np.maximum(seconds, np.array(working))
         half_width = math.hypot(half_width, drawn.slower_half_width)
         overlap = _overlap(recording, seconds, target, half_width)
 
+    groups = _groups(recording)
     notes += [] if drawn is None else power.notes(card, drawn.slower)
-    slow = slow_host_factor(recording, seconds) if overlap is None else overlap.slow_factor
-    if overlap is not None:
-        half_width = overlap.half_width
-        notes += overlap_notes(overlap)
-    notes.append(time_note(card, unsure, "The time" if overlap is None else "That of kernels"))
-    if overlap is None and not known:
-        notes += host_notes(slow)
+    notes += overlap_notes(overlap) if groups and target.cluster else []
+    notes += host_notes(overlap)
+    is_whole = not groups and f"{half_width:.0%}" == f"{overlap.half_width:.0%}"
+    notes.append(time_note(card, unsure, "The time" if is_whole else "That of kernels"))
     if costs is not None and costs.origin:
         notes += _origin_note(recording, seconds, costs)
     return Kernels(
         effects=effects,
         seconds=seconds,
-        seconds_half_width=half_width,
+        seconds_half_width=overlap.half_width,
         overlap=overlap,
-        slow_factor=None if known else slow,
+        is_connected=not groups or target.cluster is not None,
         busy=busy,
         draw=drawn,
         products_seconds=float(
@@ -301,26 +281,21 @@ def _on_card(recording: OpTrace, target: Target, *, tf32_matmul: bool) -> Kernel
     )
 
 
+def _groups(recording: OpTrace) -> set[tuple[int, ...]]:
+    """Return the ranks of each group that exchanges anything."""
+    return {operator.ranks for operator in recording.operators} - {()}
+
+
 def _power(
-    recording: OpTrace,
-    times: Sequence[StepTime],
-    seconds: npt.NDArray[np.float64],
-    card: Card,
-    overlap: Overlap | None,
+    recording: OpTrace, times: Sequence[StepTime], overlap: Overlap, card: Card
 ) -> tuple[power.Busy, power.PowerDraw | None]:
     """Return the busy seconds of all recorded steps, and what the card draws over them."""
     in_step = [recording.intervals[o.interval].step >= 0 for o in recording.operators]
     busy = power.added(time.busy for time, is_own in zip(times, in_step, strict=True) if is_own)
     if card.board_watts is None:
         return busy, None
-    by_interval = (
-        _interval_seconds(recording, seconds) if overlap is None else overlap.interval_seconds
-    )
-    whole = sum(
-        float(taken)
-        for taken, interval in zip(by_interval, recording.intervals, strict=True)
-        if interval.step >= 0
-    )
+    is_step = [interval.step >= 0 for interval in recording.intervals]
+    whole = float(overlap.interval_seconds[is_step].sum())
     return busy, power.draw(card, busy, whole, power.sustained(card, table().joules_per_flop))
 
 
@@ -333,22 +308,19 @@ def _is_product(operator: Operator, recording: OpTrace) -> bool:
 
 
 def _overlap(
-    recording: OpTrace,
-    seconds: npt.NDArray[np.float64],
-    target: Target,
-    kernels_half_width: float,
-) -> Overlap | None:
-    """Return how operators overlap between the cards of a cluster; None without collectives."""
-    groups, cluster = {operator.ranks for operator in recording.operators} - {()}, target.cluster
-    if cluster is None or not groups:
-        return None
+    recording: OpTrace, seconds: npt.NDArray[np.float64], target: Target, kernels_half_width: float
+) -> Overlap:
+    """Return how operators overlap; collectives take no time without a cluster."""
+    cluster = target.cluster
+    between = () if cluster is None else _groups(recording)
     return overlap_of(
         recording,
         seconds,
         kernels_half_width=kernels_half_width,
-        links_half_width=max(links.half_width(ranks, cluster) for ranks in groups),
-        launch_seconds=target.launch_seconds or LAUNCH_SECONDS,
-        slow_launch_seconds=target.launch_seconds or SLOW_LAUNCH_SECONDS,
+        links_half_width=max(
+            (links.half_width(ranks, cluster) for ranks in between if cluster), default=0.0
+        ),
+        host_seconds=target.host_seconds or HOST_SECONDS,
     )
 
 
@@ -451,6 +423,7 @@ def _on_cpu(
         ),
         noisy_share=noisy,
         unknown_share=unknown_share(run, found),
+        is_connected=not _groups(recording),
         notes=(
             *notes_of(recording, found),
             *(noise_notes(noisy) if known is None else ()),

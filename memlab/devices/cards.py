@@ -218,8 +218,7 @@ class Target:
         name: what `StepResult.device` shows.
         costs: of operators, as a record has them; None to find them here, or by the datasheet.
         cluster: that the card is one of; None for a card by itself.
-        launch_seconds: that the host of a cluster's card takes from one kernel to the next, where
-            that is known.
+        host_seconds: that the card's host takes from one operator to the next, where that is known.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -227,7 +226,7 @@ class Target:
     name: str
     costs: KnownCosts | None = None
     cluster: Cluster | None = None
-    launch_seconds: float | None = None
+    host_seconds: float | None = None
 
 
 def _key(text: str) -> str:

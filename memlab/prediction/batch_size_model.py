@@ -37,6 +37,7 @@ class BatchSizeModel:
         columns: int64, (rows,), index into `CATEGORIES` of each row's block, as seen in `STEP`.
         seconds: float64, (intervals,), of every recorded interval; None if times are not known.
         settings: of the caching allocator that serves the blocks; None where there is none.
+        least_seconds: as in `Overlap`, of every recorded interval; None on a CPU.
         products_seconds: as in `Kernels`, of the recorded step.
     """
 
@@ -46,6 +47,7 @@ class BatchSizeModel:
     columns: npt.NDArray[np.int64]
     seconds: npt.NDArray[np.float64] | None
     settings: AllocatorSettings | None
+    least_seconds: npt.NDArray[np.float64] | None = None
     products_seconds: float = 0.0
 
     def covers(self, micro_batch_sizes: Sequence[int]) -> bool:
@@ -159,7 +161,7 @@ class BatchSizeModel:
         if self.seconds is None:
             return None
         return sum(
-            self._seconds_of(part, self.seconds, micro_batch_sizes[part.interval.micro_batch])
+            self._seconds_of(part, micro_batch_sizes[part.interval.micro_batch])
             for part in self.program.parts(len(micro_batch_sizes))
             if part.interval.step == STEP
         )
@@ -171,31 +173,44 @@ class BatchSizeModel:
         count = self.program.num_recorded
         second = min(1, count - 1)  # the first one, if only one was recorded
         return sum(
-            self._seconds_of(part, self.seconds, size)
+            self._seconds_of(part, size)
             for part in self.program.parts(count)
             if part.interval.step == STEP
             and part.interval.micro_batch == second
             and part.interval.phase is not Phase.OPTIMIZER
         )
 
-    def _seconds_of(self, part: Part, seconds: npt.NDArray[np.float64], size: int) -> float:
+    def _seconds_of(self, part: Part, size: int) -> float:
         """Return the time of an interval whose micro-batch has this size."""
-        own, more = float(seconds[part.recorded]), self.seconds_a_sample(part.recorded)
-        return own + more * (size - self.program.size) if more else own
+        more = size - self.program.size
+        return max(own + slope * more for own, slope in self.lines(part.recorded))
 
-    def seconds_a_sample(self, interval: int) -> float:
-        """Return the time that a further sample takes in a recorded interval.
+    def lines(self, interval: int) -> list[tuple[float, float]]:
+        """Return seconds as recorded, and of each further sample: an interval takes the longest.
 
-        It is 0 where it is not known: without times, for a run of one size, and in an interval that
-        has no partner.
+        The first are its own. On a card those of its kernels alone follow, and those of the host,
+        which no sample changes: with few samples the card may wait for the host, with many not.
+        """
+        assert self.seconds is not None
+        found = [self._line(self.seconds, interval)]
+        if self.least_seconds is not None:
+            without_host, host = self.least_seconds
+            found += [self._line(without_host, interval), (float(host[interval]), 0.0)]
+        return found
+
+    def _line(self, seconds: npt.NDArray[np.float64], interval: int) -> tuple[float, float]:
+        """Return a time as recorded, and of each further sample.
+
+        The latter is 0 where it is not known: for a run of one size, and in an interval that has no
+        partner.
         """
         program, partner = self.program, self.program.partners.get(interval)
-        if self.seconds is None or partner is None or program.size == program.other_size:
-            return 0.0
-        own = float(self.seconds[interval])
-        slope = (float(self.seconds[partner]) - own) / (program.other_size - program.size)
+        own = float(seconds[interval])
+        if partner is None or program.size == program.other_size:
+            return own, 0.0
+        slope = (float(seconds[partner]) - own) / (program.other_size - program.size)
         # timings scatter: no interval gets faster with samples, nor more than in proportion
-        return min(max(slope, 0.0), own / program.size)
+        return own, min(max(slope, 0.0), own / program.size)
 
     def _by_category(
         self, parts: Sequence[Part], micro_batch_sizes: Sequence[int]

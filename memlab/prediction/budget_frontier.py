@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memlab.cost_model.overlap import python_seconds
+from memlab.cost_model.overlap import HOST_SECONDS, python_seconds
 from memlab.prediction.recompute_evaluator import NEVER, Candidate, Item, RecomputeEvaluator
 from memlab.techniques.technique import Plan, Region
 
@@ -268,8 +268,9 @@ class RecomputeCandidates:
 
         On a card both run at the same time, so the longer one counts.
         """
-        host = python_seconds(len(candidate.spans), candidate.num_operators, keeps=keeps)
-        return max(seconds, host) if self.step.hides_host else seconds + host
+        count = candidate.num_operators
+        host = python_seconds(len(candidate.spans), count, keeps=keeps)
+        return max(seconds, host + HOST_SECONDS * count) if self.step.hides_host else seconds + host
 
     def around(self, chosen: Sequence[int]) -> RecomputeEvaluator:
         """Return the step in which these modules are recomputed, for candidates inside of them.

@@ -340,9 +340,7 @@ def _predicted(
     def attempt(remeasure_before: float | None) -> Attempt:
         kernels = step.kernels(remeasure_before=remeasure_before)
         held = _taken(step.program, kernels, config, target)
-        size_model = replace(
-            _size_model(step.program, kernels, held), products_seconds=kernels.products_seconds
-        )
+        size_model = _size_model(step.program, kernels, held)
         compiled = compiled_part(step.program, config, size_model.own, kernels.seconds)
         return Attempt(
             kernels=kernels,
@@ -353,8 +351,8 @@ def _predicted(
         )
 
     made = check_against_runs(measured, attempt)
-    facts, size_model, overlap = made.facts, made.size_model, made.kernels.overlap
-    is_connected = overlap is not None or config.world_size == 1
+    facts, size_model = made.facts, made.size_model
+    is_connected = made.kernels.is_connected or config.world_size == 1
     facts = facts | {
         "communication": step.program.communication(config.micro_batch_sizes),
         "rank_numbers": step.program.ranks,
@@ -386,7 +384,7 @@ def _predicted(
         "parameter_formats": recording.parameter_formats,
         **offload.facts(config, recording.host_memory),
         "notes": (*of_step, *facts["notes"]),
-        "message": _summary(facts, made.kernels.slow_factor),
+        "message": _summary(facts),
     }
     return facts, size_model
 
@@ -469,12 +467,14 @@ def _size_model(
     program: Program, kernels: Kernels, held: ReservedEstimate | None
 ) -> BatchSizeModel:
     seconds = seconds_of_intervals(program.recording, kernels)
+    least_seconds = None if kernels.overlap is None else kernels.overlap.least_seconds
     lean = program.without_objects()
     if held is None:
         own = sizes_of(program.recording, program.layout, kernels.effects)
         return size_model_of(lean, own, seconds, settings=None)
     settings = held.own_run.settings
-    return size_model_of(lean, held.own, seconds, settings=settings, least=held.least)
+    made = size_model_of(lean, held.own, seconds, settings=settings, least=held.least)
+    return replace(made, least_seconds=least_seconds, products_seconds=kernels.products_seconds)
 
 
 def _facts(
@@ -614,7 +614,7 @@ def _width_notes(kinds: tuple[str, ...] | None) -> tuple[str, ...]:
     return (said, OF_SHARDED) if SHARDED in kinds else (said,)
 
 
-def _summary(facts: dict[str, Any], slow_factor: float | None) -> str:
+def _summary(facts: dict[str, Any]) -> str:
     unsure = facts["uncertainty"]["peak_allocated_bytes"]
     text = (
         f"predicted peak {format_bytes(facts['peak_allocated_bytes'])} allocated "
@@ -622,9 +622,6 @@ def _summary(facts: dict[str, Any], slow_factor: float | None) -> str:
     )
     if facts["step_seconds"] is not None:
         text += f", about {format_seconds(facts['step_seconds'])} a step"
-        if slow_factor is not None:
-            slow = format_seconds(slow_factor * facts["step_seconds"])
-            text += f", up to {slow} with a slow host"
     return text
 
 

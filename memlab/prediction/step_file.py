@@ -77,7 +77,10 @@ def packed(
         "most_recorded": MOST_RECORDED,
         "intervals": [[i.step, str(i.phase), i.micro_batch] for i in recording.intervals],
         "operator_ends": [end for _, end in program.operator_slices()],
-        "interval_seconds": _interval_seconds(model),
+        "interval_seconds": None if model.seconds is None else [
+            [value for line in model.lines(at) for value in line]
+            for at in range(len(model.seconds))
+        ],
         "modules": _by_index(recording.modules),
         "operators": names,
         "parameters": _renumbered(recording.parameters, numbers),
@@ -196,15 +199,6 @@ def _arrays(model: BatchSizeModel) -> tuple[dict[str, npt.NDArray[Any]], npt.NDA
     sizes = {"block_bytes": at_size, "block_other_bytes": at_other}
     sizes |= {"block_least_bytes": least, "block_least_other_bytes": least_other}
     return arrays | {n: v[is_held].astype(np.float64) for n, v in sizes.items()}, numbers
-
-
-def _interval_seconds(model: BatchSizeModel) -> list[list[float]] | None:
-    """Return the time of each interval as recorded, and that of each further sample."""
-    if model.seconds is None:
-        return None
-    return [
-        [seconds, model.seconds_a_sample(at)] for at, seconds in enumerate(model.seconds.tolist())
-    ]
 
 
 def _plans(frontier: BudgetFrontier, planned: StepConfig) -> dict[str, Any]:

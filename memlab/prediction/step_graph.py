@@ -189,6 +189,8 @@ GRADIENTS: Key = (NodeKind.GRADIENTS, "sums of gradients")
 BATCH: Key = (NodeKind.BATCH, "batch")
 OF_LOSS: Key = (NodeKind.LOSS, "loss")
 COPIES: Key = (NodeKind.OTHER, "copies that kernels wait for")
+WAITING: Key = (NodeKind.OTHER, "the host that kernels wait for")
+LEAST_REST = 1e-6  # of a step's time; less is left by rounding
 BEFORE: Key = (NodeKind.OTHER, "before the first operator")
 
 
@@ -357,7 +359,8 @@ def bytes_of(divided: StepRows, step: TracedStep, kernels: Kernels) -> Sums:
 def seconds_of(divided: StepRows, step: TracedStep, kernels: Kernels) -> Sums:
     """Return the times of kernels, and the bytes of collectives, in all micro-batches of the step.
 
-    Copies beside the kernels have a row for the time by which they take longer than these.
+    Copies beside the kernels have a row for the time by which they take longer than these, and so
+    has the host.
     """
     recording, seconds = divided.recording, kernels.seconds
     parts = step.program.parts(step.config.accumulation_steps)
@@ -374,12 +377,16 @@ def seconds_of(divided: StepRows, step: TracedStep, kernels: Kernels) -> Sums:
             is_forward = recording.intervals[operator.interval].phase is Phase.FORWARD
             (forward if is_forward else backward)[key] += float(seconds[index]) * count
 
-    whole = step_seconds(step.program, kernels, step.config.accumulation_steps)
     is_alone = not any(operator.ranks for operator in recording.operators)
-    if is_alone and whole is not None and any(each.beside for each in recording.operators):
-        divided.row(COPIES, "copies")
-        rest = whole - sum(forward[key] + backward[key] for key in divided.rows)
-        backward[COPIES] = max(rest, 0.0)
+    if is_alone and kernels.overlap is not None:
+        of_step = [part.recorded for part in parts if part.interval.step == LAST_STEP]
+        working = float(kernels.overlap.least_seconds[0][of_step].sum())
+        whole = float(kernels.overlap.interval_seconds[of_step].sum())
+        of_rows = sum(forward[key] + backward[key] for key in divided.rows)
+        for key, rest in ((COPIES, working - of_rows), (WAITING, whole - working)):
+            if rest > LEAST_REST * whole:
+                divided.row(key, "waiting")
+                backward[key] = rest
     return {"forward_seconds": forward, "backward_seconds": backward, "payload_bytes": payload}
 
 
@@ -402,7 +409,7 @@ def finished(divided: StepRows, num_nodes: int, sums: Sums, kernels: Kernels) ->
         row = divided.rows[key]
         reads = {keys[read] for read in row.reads} if key in nodes else by_blocks[key]
         # without a cluster, nobody knows what connects the ranks
-        is_known = row.kind is not NodeKind.COLLECTIVE or kernels.overlap is not None
+        is_known = row.kind is not NodeKind.COLLECTIVE or kernels.is_connected
         is_known = is_known and kernels.seconds is not None
         numbers = {name: of_row[key] for name, of_row in sums.items()}
         if not is_known:
@@ -521,11 +528,12 @@ def _with_costs(
 
     notes = [f"The nodes are operators, because {why}."] if why else []
     seconds = None
-    if step.config.sharding is not Sharding.NONE and kernels.overlap is None:
+    if step.config.sharding is not Sharding.NONE and not kernels.is_connected:
         notes.append(NO_TIME)
     elif kernels.unknown_share <= MOST_UNKNOWN:
         seconds = step_seconds(step.program, kernels, step.config.accumulation_steps)
-        notes += [BESIDE] if kernels.overlap is not None else []
+        if step.config.sharding is not Sharding.NONE:
+            notes.append(BESIDE)
     return {
         "message": "",
         "rows": tuple(finished(divided, len(nodes), sums, kernels)),

@@ -65,12 +65,10 @@ def test_a_whole_recording_takes_what_a_few_layers_and_micro_batches_say(tensor,
     case = dataclasses.replace(SMALL, tensor=tensor, data=data, accumulation=8)
     whole = iteration_times.recorded(case, 12)
     for pace in (PACES[0], PACES[-1]):
-        seconds, half_width, most = iteration_times.predicted(case, 12, pace)
+        seconds, half_width = iteration_times.predicted(case, 12, pace)
         # DDP's buckets do not end with layers
         assert seconds == pytest.approx(whole.step_seconds(8, pace), rel=0.02)
         assert half_width > 0.2
-        slow = whole.step_seconds(8, None) if pace == PACES[0] else 0.0
-        assert most == pytest.approx(max((1 + half_width) * seconds, slow), rel=0.02)
 
 
 @pytest.mark.slow
@@ -79,8 +77,6 @@ def test_a_step_of_small_kernels_takes_as_long_as_the_host() -> None:
     seconds = {pace: found.step_seconds(2, pace) for pace in PACES}
     # the host is what takes the time: three times as slow, three times as long
     assert seconds[60e-6] / seconds[20e-6] == pytest.approx(3, rel=0.15)
-    # a slow host takes its time in the update too
-    assert found.step_seconds(2, None) > seconds[40e-6]
     assert all(width < 0.5 for width in found.half_widths.values())
 
 
@@ -101,13 +97,9 @@ def test_a_shape_is_predicted_at_the_pace_of_the_others() -> None:
 def test_errors_are_relative_to_what_was_measured() -> None:
     line = {"tensor": 1, "micro-batch": 2, "layers": 5, "accumulation": 4, "measured ms": 200.0,
             "stated %": 30.0}  # fmt: skip
-    lines = [
-        line | {"predicted ms": p, "error %": p / 2 - 100, "up to ms": most}
-        for p, most in ((160.0, 208.0), (190.0, 247.0), (100.0, 210.0))
-    ]
+    lines = [line | {"predicted ms": p, "error %": p / 2 - 100} for p in (160.0, 190.0, 100.0)]
     (found,) = iteration_times.summary(lines, "tensor")
     assert (found["rows"], found["median %"], found["bias %"]) == (3, 20, -20)
     assert found["within stated %"] == pytest.approx(100 * 2 / 3)
-    assert found["or up to a slow host %"] == 100  # of 100 ms, and up to 210
     (both,) = iteration_times.by_both(lines)
     assert (both["measured ms a layer"], both["predicted ms a layer"]) == (10, 8)

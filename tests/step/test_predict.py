@@ -16,6 +16,7 @@ from memlab.cost_model import power
 from memlab.devices import cards
 from memlab.devices.here import available_memory_bytes
 from memlab.errors import MemlabError
+from memlab.prediction.interpolation import interpolated
 from memlab.prediction.predict import predict_in_process
 from memlab.tracing import fake_workload
 from tests.models import blocks, ignored_labels, linear, made_of
@@ -625,13 +626,31 @@ def test_what_is_hidden_takes_no_power_from_a_step():
     assert limited.step_seconds > together.step_seconds
 
 
-def test_a_small_step_on_a_card_may_wait_for_its_host_and_a_large_one_does_not():
+def test_a_small_step_on_a_card_waits_for_its_host_and_a_large_one_does_not():
     small = memlab.predict(blocks(), StepConfig(batch_size=2), "h100")
-    assert any("may wait for the host" in note for note in small.notes)
-    assert "with a slow host" in small.message
+    assert any(note.startswith("The card waits for its host") for note in small.notes)
     large = memlab.predict(blocks(width=4096), StepConfig(batch_size=8192), "h100")
-    assert not any("may wait for the host" in note for note in large.notes)
-    assert "with a slow host" not in large.message
+    assert not any("its host" in note for note in large.notes)
+    assert large.uncertainty["step_seconds"] < small.uncertainty["step_seconds"]
+
+
+def test_other_batches_wait_for_the_host_as_those_that_are_recorded():
+    """A batch takes no less than its host, and once that is hidden no less than its kernels."""
+
+    def of(batch):
+        return predict_in_process(
+            blocks(width=1024), StepConfig(batch_size=batch), cards.resolve("h100"), seed=0,
+            memory_limit=None, report=lambda _: None,
+        )  # fmt: skip
+
+    exact = {batch: of(batch) for batch in (16, 256, 2048, 16384)}
+    waits = exact[256].result.step_seconds
+    assert exact[16].result.step_seconds == pytest.approx(waits)  # for its host
+    assert exact[16384].result.step_seconds > 5 * exact[2048].result.step_seconds  # the kernels'
+    for base in (256, 2048, 16384):
+        for batch, wanted in exact.items():
+            found = interpolated(exact[base], StepConfig(batch_size=batch)).step_seconds
+            assert found == pytest.approx(wanted.result.step_seconds, rel=0.04), (base, batch)
 
 
 def test_another_batch_says_nothing_of_the_power_of_this_one():

@@ -508,12 +508,13 @@ def test_every_kind_of_process_that_is_left_notes_itself(monkeypatch, tmp_path):
 def test_the_pace_of_a_host_is_the_slope_over_operators():
     names = dict(zip(host_pace.OF_ONE_PACE, (100, 200, 300, 400, 500), strict=True))
     lines = [
-        {"card": "t4", "format": "fp32", "model": name, "ms": 2 + 0.05 * n, "kernels ms": 1.0,
+        {"card": "t4", "format": "fp32", "model": name, "ms": 2 + 0.05 * n, "0.0": 1.0,
          "operators": n}
         for name, n in names.items()
     ]  # fmt: skip
-    (found,) = host_pace.paces([*lines, {**lines[0], "model": "vgg11", "ms": 1000.0}])
-    assert found["us an operator"] == pytest.approx(50)
+    lines.append({**lines[0], "model": "vgg11", "ms": 1000.0})
+    busy = [{**line, "card": "l4", "0.0": 0.6 * line["ms"]} for line in lines]  # by its kernels
+    assert host_pace.paces(lines + busy) == {"t4 fp32": pytest.approx(50)}
 
 
 def test_watts_and_slower_steps_are_judged():

@@ -86,10 +86,11 @@ def _kernel_peaks(setting: dict[str, Any]) -> dict[str, Any]:
 
 def _iteration_times(setting: dict[str, Any]) -> dict[str, Any]:
     from benchmarks import iteration_times
+    from memlab.cost_model.overlap import HOST_SECONDS
 
     row = setting["recipe"]
-    case, own_pace = iteration_times.case_of(row), iteration_times.PACES[0]
-    seconds, _, _ = iteration_times.predicted(case, int(row["# layers"]), own_pace)
+    case = iteration_times.case_of(row)
+    seconds, _ = iteration_times.predicted(case, int(row["# layers"]), HOST_SECONDS)
     return {"step_seconds": seconds}
 
 

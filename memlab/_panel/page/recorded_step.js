@@ -307,8 +307,14 @@ export class RecordedStep {
     return parts
       .filter((part) => part.step === STEP)
       .reduce((sum, part) => {
-        const [own, more] = known[part.recorded];
-        return sum + (more ? own + more * (sizeOf(part) - this.size) : own);
+        const lines = known[part.recorded];
+        const further = sizeOf(part) - this.size;
+        let longest = 0;
+        for (let at = 0; at < lines.length; at += 2) {
+          const [own, more] = [lines[at], lines[at + 1]];
+          longest = Math.max(longest, more ? own + more * further : own);
+        }
+        return sum + longest;
       }, 0);
   }
 }

@@ -21,7 +21,8 @@
  * @property {number} most_recorded micro-batches of a step, at most
  * @property {[number, string, number][]} intervals step, phase and micro-batch
  * @property {number[]} operator_ends of each interval
- * @property {[number, number][] | null} interval_seconds as recorded, and of a further sample
+ * @property {number[][] | null} interval_seconds as recorded and of a further sample, then the same
+ *   of its kernels alone and of the host: the longest counts
  * @property {string[]} modules paths
  * @property {string[]} operators names
  * @property {Record<string, string>} parameters path by block
