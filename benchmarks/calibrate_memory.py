@@ -3,7 +3,7 @@
 It reads what `python -m benchmarks.gpu_peaks` wrote: for each public run the peak that was measured
 and those that memlab predicts, one for each hypothesis about the workspaces of convolutions; what
 memlab said of all other rows of `python -m benchmarks.field --tools memlab`; and the times of
-`python -m benchmarks.host_pace` and `python -m benchmarks.bert_cards`.
+`python -m benchmarks.host_pace` and `python -m benchmarks.one_card`.
 
 - **Weights.** A hypothesis counts by the inverse square of its error: the mean over models of the
   mean absolute error of its peaks.
@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks import bert_cards, host_pace, peft_table, report
+from benchmarks import host_pace, one_card, peft_table, report
 from memlab.cost_model.cuda_kernels import Workspaces, middle
 from memlab.devices import cards
 from memlab.prediction import evidence
@@ -218,18 +218,21 @@ def evidence_of_convnets(steps: Sequence[Mapping[str, Any]]) -> list[PublicRun]:
     ]  # fmt: skip
 
 
-def evidence_of_bert(steps: Sequence[Mapping[str, Any]]) -> list[PublicRun]:
-    """Return the steps of `bert_cards`."""
-    return [
-        PublicRun(
-            number="step_seconds", device=step["card"], model=step["model"], kernels=(),
-            precision="tf32",
-            setting=f"tf32, AdamW, batch of {step['batch']}, {bert_cards.TOKENS} tokens",
+def evidence_of_one_card(steps: Sequence[Mapping[str, Any]]) -> list[PublicRun]:
+    """Return the steps of `one_card`."""
+    found = []
+    for step in steps:
+        is_resnet = step["model"] == one_card.RESNET
+        how = "SGD" if is_resnet else f"AdamW, {one_card.TOKENS} tokens"
+        found.append(PublicRun(
+            number="step_seconds", device=step["card"], model=step["model"],
+            kernels=(CONVOLUTIONS,) if is_resnet else (), precision=step["format"],
+            setting=f"{step['format']}, {how}, batch of {step['batch']}",
             measured=step["ms"] / 1e3, predicted=step["predicted ms"] / 1e3,
-            left_open="the code of its optimizer", source=step["source"],
-        )
-        for step in steps
-    ]  # fmt: skip
+            left_open="" if is_resnet else "what its optimizer waited for the host",
+            source=step["source"],
+        ))  # fmt: skip
+    return found
 
 
 def _card(title: str) -> str:
@@ -340,7 +343,7 @@ def main() -> None:
     """Write both files, and show how well the widths hold."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     folder = Path("build/benchmarks")
-    for name in ("gpu_peaks", "field", "host_pace", "bert_cards"):
+    for name in ("gpu_peaks", "field", "host_pace", "one_card"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=Path, help=f"the JSON of {name}",
                             default=folder / f"{name}.json")  # fmt: skip
     given = parser.parse_args()
@@ -352,7 +355,7 @@ def main() -> None:
     runs = evidence_of_peaks(rows)
     runs += evidence_of_field(json.loads(given.field.read_text())["rows"])
     runs += evidence_of_convnets(json.loads(given.host_pace.read_text())["steps"])
-    runs += evidence_of_bert(json.loads(given.bert_cards.read_text())["steps"])
+    runs += evidence_of_one_card(json.loads(given.one_card.read_text())["steps"])
     write(runs, evidence.FILE)
     evidence.public_runs.cache_clear()
     report.show("how often a width of nine in ten holds, the model or the card left out", [

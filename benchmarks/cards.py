@@ -31,7 +31,7 @@ from benchmarks import (
     timm_operators,
     timm_steps,
 )
-from benchmarks.public_runs import use_packages
+from benchmarks.public_runs import PACKAGES_HELP, use_packages
 from memlab.prediction.evidence import CONVOLUTIONS
 
 # median and 90th percentile of absolute errors, and the widest median half-width, in per cent
@@ -132,7 +132,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sample", type=int, default=SAMPLE, help="rows of timm_steps")
     packages = Path("build/public")
-    parser.add_argument("--packages", type=Path, default=packages, help=gpu_peaks.PACKAGES_HELP)
+    parser.add_argument("--packages", type=Path, default=packages, help=PACKAGES_HELP)
     parser.add_argument("--steps", type=Path, default=timm_operators.FOLDER, help="kept operators")
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks/cards.json"))
     parser.add_argument("--quick", action="store_true", help="few rows of each")

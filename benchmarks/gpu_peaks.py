@@ -36,6 +36,7 @@ import numpy as np
 from benchmarks import report
 from benchmarks.public_runs import (
     LANGUAGE_MODELS,
+    PACKAGES_HELP,
     PublicRun,
     convnets,
     held_at_first_reading,
@@ -61,7 +62,6 @@ PEERS = {"xMem": "xmem_bytes", "DNNMem": "dnnmem_bytes", "SchedTune": "schedtune
          "LLMem": "llmem_bytes"}  # fmt: skip
 GOALS = {"language": (0.002, 0.01), "convnets": (0.01, 0.04)}
 MOST_FAILURES = 0.03
-PACKAGES_HELP = "a folder with the runs' own transformers and torchvision"
 QUICK = 7  # every seventh row
 
 

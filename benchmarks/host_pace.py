@@ -2,8 +2,8 @@
 
 Steps of torchvision's models at a batch of 12 on three machines (`benchmarks/data/convnet_ms.csv`):
 all gradients are set to zero, then forward, loss and backward, which adds to them. Here that is the
-second of two micro-batches, after one more operator for each parameter. The copy of the batch from
-ordinary memory, which is timed too, is not known and not counted.
+second of two micro-batches, after one more operator for each parameter, at the pace of an update.
+The copy of the batch from ordinary memory, which is timed too, is not known and not counted.
 
 The deeper of two ResNets has more operators; where its kernels alone take less than half of the
 step, the host sets the pace: the slope of the milliseconds over the operators, from which the copy
@@ -11,7 +11,6 @@ drops out. For each card the pace of the others is their median. The packages ar
 `gpu_peaks.py`.
 """
 
-import argparse
 import csv
 import dataclasses
 import functools
@@ -24,9 +23,9 @@ import torch
 from torch import nn
 
 import memlab
-from benchmarks import gpu_peaks, report
-from benchmarks.public_runs import use_packages
-from memlab.cost_model.overlap import HOST_SECONDS
+from benchmarks import report
+from benchmarks.public_runs import options_with_packages, use_packages
+from memlab.cost_model.overlap import HOST_SECONDS, UPDATE_SECONDS
 from memlab.cost_model.targets import LAST_STEP
 from memlab.cost_model.traced_step import Failure, TracedStep, from_traced_step
 from memlab.devices.cards import resolve
@@ -88,11 +87,14 @@ def _at_each_pace(step: TracedStep, *, parameters: int) -> Line:
         overlap = dataclasses.replace(step, target=target).kernels().overlap
         assert overlap is not None
         seconds = float(overlap.interval_seconds[own].sum())
-        found[str(pace)] = 1e3 * seconds + 1e-3 * pace * parameters
+        found[str(pace)] = 1e3 * (seconds + UPDATE_SECONDS * parameters)
         if pace == OWN:
             found["stated"] = 100 * overlap.half_width
             issued = overlap.least_seconds[1][own].sum() / HOST_SECONDS
-            found["operators"] = round(float(issued)) + parameters
+            found["operators"], found["zeroing ms"] = (
+                round(issued),
+                1e3 * UPDATE_SECONDS * parameters,
+            )
     return found
 
 
@@ -130,7 +132,8 @@ def paces(given: list[Line]) -> dict[str, float]:
             and line["model"] in OF_ONE_PACE
         ]
         if sum(line[str(PACES[0])] for line in own) <= MOST * sum(line["ms"] for line in own):
-            count, taken = (np.array([line[name] for line in own]) for name in ("operators", "ms"))
+            count = np.array([line["operators"] for line in own])
+            taken = np.array([line["ms"] - line["zeroing ms"] for line in own])
             found[f"{card} {number_format}"] = 1e3 * float(np.polyfit(count, taken, 1)[0])
     return found
 
@@ -159,12 +162,7 @@ def by_card(given: list[Line]) -> list[Line]:
 
 def main() -> None:
     """Print the steps and the paces."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    packages = Path("build/public")
-    parser.add_argument("--packages", type=Path, default=packages, help=gpu_peaks.PACKAGES_HELP)
-    parser.add_argument("--out", type=Path, default=Path("build/benchmarks/host_pace.json"))
-    parser.add_argument("--quick", action="store_true", help="two models of each")
-    given = parser.parse_args()
+    given = options_with_packages(__file__, __doc__ or "")
     before = report.environment()
     use_packages(given.packages)
     found = lines(given.quick)

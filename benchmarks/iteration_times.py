@@ -6,8 +6,7 @@ median, by leave-one-shape-out.
 
 One number is estimated: the time that the host takes from one operator to the next, which decides
 how long a step of small kernels takes. A shape (hidden size and layers) is predicted with the pace
-in PACES at which the rows of all other shapes have the least median error. The optimizer, which is
-one kernel there and many here, is issued at the first of these.
+in PACES at which the rows of all other shapes have the least median error.
 
 What was run, by vTrain's files (`src/model`, `config/validation/single`) after Megatron-DeepSpeed:
 fp16, each layer checkpointed, no flash attention, dropout 0.1, 50257 tokens, embedding and head
@@ -48,7 +47,6 @@ from benchmarks.megatron_gpt import Case, workload
 from memlab import StepConfig
 from memlab.cost_model.traced_step import TracedStep, from_traced_step
 from memlab.devices import cards
-from memlab.trace import Phase
 from memlab.tracing.program import Program
 
 ROWS = Path(__file__).parent / "data" / "iteration_ms_a100.csv"
@@ -148,12 +146,9 @@ def at_each_pace(step: TracedStep) -> Recorded:
         kernels = dataclasses.replace(step, target=target).kernels()
         assert kernels.overlap is not None
         found[pace] = kernels.overlap
-    intervals = step.program.recording.intervals
-    is_update = [interval.phase is Phase.OPTIMIZER for interval in intervals]
-    own = found[PACES[0]].interval_seconds
     return Recorded(
         program=step.program.without_objects(),
-        seconds={x: np.where(is_update, own, found[x].interval_seconds) for x in PACES},
+        seconds={x: found[x].interval_seconds for x in PACES},
         half_widths={x: found[x].half_width for x in PACES},
     )
 

@@ -16,6 +16,7 @@ Left out: the data (zeros of the same shapes) and, where few samples make the lo
 batch shorter than 128 tokens, its true length.
 """
 
+import argparse
 import sys
 import warnings
 from collections.abc import Callable
@@ -35,6 +36,7 @@ from memlab.tracing.recording import OpTrace
 from memlab.tracing.tracker import Tracker, record_fake
 
 NUM_STEPS = 4
+PACKAGES_HELP = "a folder with the runs' own transformers and torchvision"
 IMAGE_SIZE, LENGTH = 86, 128
 Build = Callable[[], torch.nn.Module]
 Bytes = npt.NDArray[np.int64]
@@ -55,6 +57,16 @@ class PublicRun:
     optimizer: str
     batch_size: int
     zero_grad: int
+
+
+def options_with_packages(file: str, description: str) -> argparse.Namespace:
+    """Return the options of the benchmark in this file: `packages`, `out` and `quick`."""
+    parser = argparse.ArgumentParser(description=description.strip().splitlines()[0])
+    parser.add_argument("--packages", type=Path, default=Path("build/public"), help=PACKAGES_HELP)
+    default = Path("build/benchmarks") / f"{Path(file).stem}.json"
+    parser.add_argument("--out", type=Path, default=default, help="where the numbers go, as JSON")
+    parser.add_argument("--quick", action="store_true", help="few rows")
+    return parser.parse_args()
 
 
 def use_packages(folder: Path) -> None:

@@ -28,8 +28,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import fit_times, report, time_doubt, timm_operators
-from benchmarks.gpu_peaks import PACKAGES_HELP
-from benchmarks.public_runs import use_packages
+from benchmarks.public_runs import PACKAGES_HELP, use_packages
 from memlab._util.units import MIB
 from memlab.cost_model.roofline import table
 from memlab.cost_model.traced_step import Failure, TracedStep

@@ -7,6 +7,6 @@
 - For a card, `cuda_kernels.py` has rules for memory and `roofline.py` for time, with the factors of
   `kernel_times.json`; `power.py` says what a card draws and what a power limit costs. To add a
   rule for a CUDA kernel, start with `cuda_kernels.py`.
-- `links.py`: collectives between cards; `overlap.py`: operators on several streams, and the time
-  that Python takes for a recompute.
+- `links.py`: collectives between cards; `overlap.py`: operators on several streams, what a card
+  waits for its host, and the time that Python takes for a recompute.
 """

@@ -50,8 +50,13 @@ VALUE = "aten::_local_scalar_dense"  # of a tensor, that the host asks for
 HOST_SECONDS = 40e-6
 """What a host takes from one operator to the next: Python, autograd, dispatcher and driver.
 
-From steps that others timed on seven machines (`python -m benchmarks.host_pace`, and
+From steps that others timed on four machines (`python -m benchmarks.host_pace`, and
 `benchmarks.iteration_times`).
+"""
+UPDATE_SECONDS = 7e-6
+"""The same in an update, which has neither modules nor autograd (pytorch issue 41383: 5 to 7 us).
+
+Held against others' steps by `python -m benchmarks.power`.
 """
 HOST_FACTOR = 1.5
 """How many times as long another host may take, or as short; in `Overlap.half_width`."""
@@ -109,27 +114,29 @@ def overlap_of(
         seconds: float64, (operators,), of each alone.
         kernels_half_width: the relative half-width of the times of kernels.
         links_half_width: of the times of collectives.
-        host_seconds: that the host takes from one operator to the next.
+        host_seconds: that the host takes from one operator of forward and backward to the next.
     """
     is_sent = np.array([bool(operator.ranks) for operator in recording.operators], dtype=bool)
     last = max(interval.step for interval in recording.intervals)
     in_last = np.array([interval.step == last for interval in recording.intervals], dtype=bool)
-    of_last = in_last[[operator.interval for operator in recording.operators]]
 
     schedule, copies = scheduler_of(recording), _Copies(recording)
+    of_operators = np.array([operator.interval for operator in recording.operators], np.int64)
+    is_update = [interval.phase is Phase.OPTIMIZER for interval in recording.intervals]
+    issued = np.where(np.array(is_update, bool), UPDATE_SECONDS, host_seconds)[of_operators]
 
-    def intervals(given: Seconds, host: float) -> Seconds:
-        return np.maximum(schedule(copies.without(given), host), copies.seconds(given))
+    def intervals(given: Seconds, host: float = 1.0) -> Seconds:
+        by_kernels = schedule(copies.without(given), host * issued)
+        return np.maximum(by_kernels, copies.seconds(given))
 
     def total(kernels: float = 1.0, links: float = 1.0, host: float = 1.0) -> float:
         varied = seconds * np.where(is_sent, links, kernels)
-        return float(intervals(varied, host * host_seconds)[in_last].sum())
+        return float(intervals(varied, host)[in_last].sum())
 
-    of_intervals, without_host = intervals(seconds, host_seconds), intervals(seconds, 0.0)
-    issued = np.bincount(
-        [o.interval for o in recording.operators], seconds > 0, minlength=len(of_intervals)
-    )
-    whole, sent = float(of_intervals[in_last].sum()), float(seconds[is_sent & of_last].sum())
+    of_intervals, without_host = intervals(seconds), intervals(seconds, host=0.0)
+    by_host = np.bincount(of_operators, issued * (seconds > 0), minlength=len(of_intervals))
+    whole = float(of_intervals[in_last].sum())
+    sent = float(seconds[is_sent & in_last[of_operators]].sum())
     exposed = whole - total(links=AT_ONCE) if sent else 0.0
     hidden = max(sent - exposed, 0.0)
     spreads = [
@@ -141,7 +148,7 @@ def overlap_of(
     width = math.hypot(*(spread / 2 for spread in spreads), hidden)
     return Overlap(
         interval_seconds=of_intervals,
-        least_seconds=np.stack((without_host, host_seconds * issued)),
+        least_seconds=np.stack((without_host, by_host)),
         step_seconds=whole,
         communication_seconds=sent,
         exposed_seconds=exposed,
@@ -173,7 +180,7 @@ def host_notes(overlap: Overlap) -> list[str]:
     return [
         f"{OF_HOST} for {format_seconds(waiting)} of the {format_seconds(whole)} of a step: its "
         f"kernels are short, and Python and the driver take {format_seconds(HOST_SECONDS)} from "
-        "one operator to the next, as they did on the machines of others. The time of the step is "
+        "one operator to the next (less in an update), as on the machines of others. That time is "
         f"stated ± {overlap.half_width:.0%}, which covers a host {HOST_FACTOR:g} times as fast or "
         "as slow. A larger batch, or fewer micro-batches, waits less."
     ]
@@ -203,12 +210,12 @@ class _Copies:
         return found.astype(np.float64)
 
 
-def scheduler_of(recording: OpTrace) -> Callable[[Seconds, float], Seconds]:
+def scheduler_of(recording: OpTrace) -> Callable[[Seconds, Seconds], Seconds]:
     """Return a function that gives the time of each interval: how much later the card is done.
 
     All streams are done before a step begins, as when steps are measured, and the last interval of
-    a step ends when they are. The function takes the seconds of each operator alone, (operators,),
-    and those that the host takes to issue one that takes any time, and returns (intervals,).
+    a step ends when they are. The function takes the seconds of each operator alone, and those that
+    the host takes to issue it if it takes any time, both (operators,), and returns (intervals,).
     """
     if all(operator.stream == DEFAULT for operator in recording.operators):
         return _OneStream(recording)
@@ -230,18 +237,18 @@ class _OneStream:
         is_waited = np.array([_is_waited_for(operator) for operator in operators], bool)
         self._group = np.cumsum(is_first | is_waited)  # the host waits for the card between them
 
-    def __call__(self, seconds: Seconds, launch_seconds: float) -> Seconds:
+    def __call__(self, seconds: Seconds, host: Seconds) -> Seconds:
         runs, taken = np.flatnonzero(seconds > 0), np.zeros(self._count)
         for members in np.split(runs, np.flatnonzero(np.diff(self._group[runs])) + 1):
             done = np.cumsum(seconds[members])
-            issued = launch_seconds * np.arange(len(members))
+            issued = np.cumsum(host[members]) - host[members]
             ends = done + np.maximum.accumulate(issued - (done - seconds[members]))
             np.add.at(taken, self._interval[members], np.diff(ends, prepend=0.0))
         return taken
 
 
-def _seconds_of_streams(recording: OpTrace, seconds: Seconds, launch_seconds: float) -> Seconds:
-    clock = _Clock(recording.marks, launch_seconds)
+def _seconds_of_streams(recording: OpTrace, seconds: Seconds, host: Seconds) -> Seconds:
+    clock = _Clock(recording.marks)
     taken = np.zeros(len(recording.intervals))
     interval, began = 0, 0.0
 
@@ -255,7 +262,7 @@ def _seconds_of_streams(recording: OpTrace, seconds: Seconds, launch_seconds: fl
             interval, began = operator.interval, clock.ready[DEFAULT]
         if _is_waited_for(operator):
             clock.wait()
-        clock.run(operator.stream, float(seconds[number]))
+        clock.run(operator.stream, float(seconds[number]), float(host[number]))
 
     clock.pass_marks(len(recording.operators))
     clock.synchronize()
@@ -271,9 +278,9 @@ def _is_waited_for(operator: Operator) -> bool:
 class _Clock:
     """When each stream is done with what it has been given so far."""
 
-    def __init__(self, marks: Sequence[StreamMark], launch_seconds: float) -> None:
+    def __init__(self, marks: Sequence[StreamMark]) -> None:
         self.ready: dict[int, float] = defaultdict(float)
-        self._marks, self._passed, self._launch_seconds = marks, 0, launch_seconds
+        self._marks, self._passed = marks, 0
         self._events: dict[int, float] = {}
         self._issued = 0.0
 
@@ -287,12 +294,12 @@ class _Clock:
                 self._events[mark.event] = self.ready[mark.stream]
             self._passed += 1
 
-    def run(self, stream: int, seconds: float) -> None:
+    def run(self, stream: int, seconds: float, host: float) -> None:
         """Run an operator once it has been issued and its stream is done."""
         if seconds <= 0.0:
             return
         self.ready[stream] = max(self.ready[stream], self._issued) + seconds
-        self._issued += self._launch_seconds
+        self._issued += host
 
     def wait(self) -> None:
         """Let the host wait until all streams are done."""

@@ -95,8 +95,11 @@ IDLE = Busy()
 
 def added(parts: Iterable[Busy]) -> Busy:
     """Return the sum of each kind."""
-    every = [(part.compute, part.memory, part.recurrent) for part in parts]
-    return Busy(*map(sum, zip(*every, strict=True))) if every else IDLE
+    compute = memory = recurrent = 0.0
+    for part in parts:
+        compute, memory = compute + part.compute, memory + part.memory
+        recurrent += part.recurrent
+    return Busy(compute, memory, recurrent)
 
 
 def slowdown(limit: float, drawn: float, clock: float = 1.0) -> float:

@@ -10,8 +10,8 @@ An example: multiplying two 4096 x 4096 matrices in bf16 takes 2 * 4096**3 = 137
 3 * 32 MiB. On a card with 300 TFLOP/s and 1.5 TB/s the arithmetic takes 0.46 ms and the memory
 0.07 ms. The bound is 0.46 ms.
 
-Left out: overlap of operators on several streams, time on the host that the card waits for, clocks
-that are lowered under load, and work that depends on data.
+Left out: clocks that are lowered under load, and work that depends on data. `overlap.py` has the
+overlap of operators on several streams, and time on the host that the card waits for.
 """
 
 from __future__ import annotations
@@ -60,6 +60,13 @@ COPIES = {"clone", "copy_", "_to_copy"}
 # writes y (3 for 2), the backward reads x and dy twice and writes dx (5 for 3). PyTorch's
 # Normalization.cuh, batch_norm_collect_statistics and batch_norm_backward_reduce.
 BATCH_NORM_PASSES = {"forward": 3 / 2, "backward": 5 / 3}
+# Each multiprocessor moves no more than this in a clock, though the memory of a data-centre card
+# could: what batch norm adds to VGG 11 to 19 on an A100 (5.5; benchmarks/host_pace.py), and what
+# steps on an RTX 3090 reached (6.0). Held against ResNet-50 on nine cards (benchmarks/one_card.py).
+BATCH_NORM_BYTES = 6.0
+# Where its weight has 16 bits PyTorch leaves cuDNN for its own kernels (Normalization.cpp), which
+# take as long for an element of 16 bits as of 32: the same VGGs in fp16, on three cards.
+NARROW_BATCH_NORM = 2
 # Channels are padded to what a tile of the tensor cores holds: 8 fp16 numbers are 16 bytes, the
 # least that is read at once (cuDNN developer guide), and kernels have tiles of 32 columns or more.
 INNER_PADDING, OUTER_PADDING, GROUP_PADDING = 8, 32, 16
@@ -120,7 +127,10 @@ def _streamed(
     """Return the group, no flops, and the bytes of a kernel that only waits for memory."""
     way = "backward" if "backward" in name else "forward"
     if "batch_norm" in name:
-        return "batch_norm", 0, round(num_bytes * BATCH_NORM_PASSES[way])
+        weights = [x for x in args if isinstance(x, TensorSpec) and len(x.shape) == 1]
+        is_narrow = bool(weights) and weights[0].dtype.itemsize == 2
+        passes = BATCH_NORM_PASSES[way] * (NARROW_BATCH_NORM if is_narrow else 1)
+        return "batch_norm", 0, round(num_bytes * passes)
     if any(norm in name for norm in NORMS):
         return f"normalize_{way}", 0, num_bytes
     if name in REDUCTIONS:
@@ -408,6 +418,9 @@ def ideal_of(
     """
     assert card.memory_bytes_per_second is not None
     bandwidth = card.memory_bytes_per_second * reach[reach_of(card)]
+    if part.group == "batch_norm" and card.num_multiprocessors and card.boost_mhz:
+        clocks = card.num_multiprocessors * card.boost_mhz * 1e6
+        bandwidth = min(bandwidth, BATCH_NORM_BYTES * clocks)
     compute = 0.0
     if peak and part.flops:
         flops = part.flops

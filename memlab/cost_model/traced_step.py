@@ -27,6 +27,7 @@ from memlab.devices.cards import Target
 from memlab.devices.generators import preserved_random_state
 from memlab.devices.operators import KnownCosts, Signature
 from memlab.errors import UnsupportedError
+from memlab.memory.garbage import older_objects_frozen
 from memlab.result import Outcome
 from memlab.running import Progress, Report, explain
 from memlab.techniques import every
@@ -180,7 +181,8 @@ def from_recording(
             tracker = (CompilingTracker if is_compiled(config) else Tracker)(device.type)
             report(Progress(text=text, fraction=0.1))
             recorded = record(device, tracker)
-        return make(recorded)
+        with older_objects_frozen():
+            return make(recorded)
     except (Exception, SystemExit) as error:  # what a person's model raises is an outcome
         failure = _failure(error, tracker, place)
         # the error and its frames refer to one another, and the frames to a model built for real,

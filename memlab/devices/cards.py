@@ -96,6 +96,7 @@ class Card:
         fp16_flops_per_second: summed in fp32.
         compute_capability: major and minor.
         num_multiprocessors: as `multi_processor_count` of PyTorch.
+        boost_mhz: their clock, by the datasheet.
         host_bytes_per_second: of the bus to the host, in one direction; PCIe 4.0 where not known.
         board_watts: the most that the board may take; cards with little of it for their peak run
             below their boost clock when they work.
@@ -115,6 +116,7 @@ class Card:
     fp16_flops_per_second: float | None = None
     compute_capability: tuple[int, int] | None = None
     num_multiprocessors: int | None = None
+    boost_mhz: float | None = None
     host_bytes_per_second: float = 31.5e9
     board_watts: float | None = None
     limit_watts: float | None = None

@@ -287,7 +287,7 @@ FP16_UNITS = {
 }  # fmt: skip
 NOT_GEFORCE_AT_HALF_RATE = ("a10g", "l40")  # when summing in fp32, as GeForce cards do
 WITHOUT_TENSOR_CORES = ("gtx-",)  # Turing too
-NOT_OF_THE_CARD = {"memory_mib", "source", "spellings", "boost_mhz", "tensor_mhz",
+NOT_OF_THE_CARD = {"memory_mib", "source", "spellings", "tensor_mhz",
                    "memory_bus_bits", "memory_gbits", "compared"}  # fmt: skip
 
 every_card = pytest.mark.parametrize("card", cards.every_card(), ids=cards.names())

@@ -149,17 +149,19 @@ def test_a_large_sum_takes_about_as_long_as_it_took(card, shape, milliseconds):
     assert found == pytest.approx(milliseconds, rel=0.05)
 
 
-def test_batch_normalization_reads_its_input_twice():
+@pytest.mark.parametrize(("dtype", "kernels"), [(torch.float32, 1), (FP16, 2), (BF16, 2)])
+def test_batch_normalization_reads_its_input_twice(dtype, kernels):
+    """With a weight of 16 bits it takes as long for an element as one of 32 bits."""
     x = meta(8, 16, 32, 32, dtype=FP16)
-    vector = meta(16)
+    vector = meta(16, dtype=dtype)
     forward = call(
         aten.native_batch_norm.default, x, vector, vector, vector, vector, True, 0.1, 1e-5
     )
     work = roofline.work_of(forward.signature, forward.outputs)
     (part,) = work.parts
     assert part.group == "batch_norm"
-    assert part.read_bytes == round(work.num_bytes * BATCH_NORM_PASSES["forward"])
-    assert part.read_bytes >= 3 * x.numel() * 2
+    assert part.read_bytes == round(work.num_bytes * BATCH_NORM_PASSES["forward"] * kernels)
+    assert part.read_bytes >= kernels * 3 * x.numel() * 2
 
 
 def test_half_precision_convolutions_copy_what_is_not_channels_last():

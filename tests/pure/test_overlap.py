@@ -7,6 +7,7 @@ import torch
 from memlab.cost_model.overlap import (
     HOST_FACTOR,
     HOST_SECONDS,
+    UPDATE_SECONDS,
     VALUE,
     host_notes,
     overlap_notes,
@@ -40,7 +41,8 @@ class Host:
         self.seconds.append(seconds)
 
     def taken(self, launch=0.0):
-        return scheduler_of(self.recording)(np.array(self.seconds), launch).tolist()
+        seconds = np.array(self.seconds)
+        return scheduler_of(self.recording)(seconds, np.full_like(seconds, launch)).tolist()
 
 
 def test_streams_have_the_numbers_that_torch_asks_them_for():
@@ -167,7 +169,7 @@ def test_the_host_is_part_of_the_time_and_of_the_doubt():
     assert found.half_width == pytest.approx((by_host**2 + 0.1**2 + 2.0**2) ** 0.5 / 41)
     (said,) = host_notes(found)
     assert said.startswith("The card waits for its host for 31.0 s of the 41.0 s of a step")
-    assert f"The time of the step is stated ± {found.half_width:.0%}" in said
+    assert f"That time is stated ± {found.half_width:.0%}" in said
 
 
 @pytest.mark.parametrize(("seconds", "waits"), [(5e-6, True), (50e-6, False)])
@@ -187,6 +189,22 @@ def test_a_step_of_one_card_waits_for_its_host_too(seconds, waits):
     doubt = (HOST_FACTOR - 1 / HOST_FACTOR) / 2
     assert found.half_width == pytest.approx(doubt if waits else 0.0, rel=0.01, abs=0.1)
     assert len(host_notes(found)) == waits
+
+
+def test_an_update_is_issued_faster():
+    host = Host()
+    for interval in (FORWARD, UPDATE):
+        for _ in range(100):
+            host.run(1e-6, interval=interval)
+    found = overlap_of(
+        host.recording, np.array(host.seconds), kernels_half_width=0.0, links_half_width=0.0
+    )
+    assert found.least_seconds[1].tolist() == [
+        0.0, pytest.approx(100 * HOST_SECONDS), pytest.approx(100 * UPDATE_SECONDS),
+    ]  # fmt: skip
+    # the first of the update is issued after the last of the forward
+    assert found.interval_seconds[FORWARD] == pytest.approx(99 * HOST_SECONDS + 1e-6)
+    assert found.interval_seconds[UPDATE] == pytest.approx(HOST_SECONDS + 99 * UPDATE_SECONDS)
 
 
 def some_steps(seed):

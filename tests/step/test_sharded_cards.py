@@ -283,7 +283,8 @@ def scheduled(sharding: str, seconds: dict[str, float]) -> dict[Phase, float]:
     def run(step: TracedStep) -> dict[Phase, float]:
         recording = step.program.recording
         of_operators = [seconds.get(operator.name, 0.0) for operator in recording.operators]
-        taken = scheduler_of(recording)(np.array(of_operators), 0.0)
+        seconds = np.array(of_operators)
+        taken = scheduler_of(recording)(seconds, np.zeros_like(seconds))
         return {
             interval.phase: float(taken[at])
             for at, interval in enumerate(recording.intervals)

@@ -508,8 +508,8 @@ def test_every_kind_of_process_that_is_left_notes_itself(monkeypatch, tmp_path):
 def test_the_pace_of_a_host_is_the_slope_over_operators():
     names = dict(zip(host_pace.OF_ONE_PACE, (100, 200, 300, 400, 500), strict=True))
     lines = [
-        {"card": "t4", "format": "fp32", "model": name, "ms": 2 + 0.05 * n, "0.0": 1.0,
-         "operators": n}
+        {"card": "t4", "format": "fp32", "model": name, "ms": 3 + 0.05 * n, "0.0": 1.0,
+         "zeroing ms": 1.0, "operators": n}
         for name, n in names.items()
     ]  # fmt: skip
     lines.append({**lines[0], "model": "vgg11", "ms": 1000.0})

@@ -1,0 +1,166 @@
+"""How far off is the time of a step on one card, on 13 kinds of cards from 31 machines?
+
+`benchmarks/data/one_card_ms.csv`: NVIDIA's examples as others timed them. Nothing in memlab was
+fitted to these rows.
+
+- BERT base and large on SQuAD, 384 tokens, in TF32: transformers' own model with plain attention,
+  as that code had it, PyTorch's AdamW without foreach, clipped gradients.
+- ResNet-50 on made-up images, SGD, in TF32 and in fp16 with autocast, without `channels_last`.
+
+The optimizer of the BERT code clips and updates one tensor after the other and asks for the norm of
+each, so the card waits for the host each time, which no setting of memlab does. What that takes
+more for a tensor is estimated, in steps of 10 us: for each card what suits the rows of the others.
+The packages are those of `gpu_peaks.py`.
+"""
+
+import csv
+import functools
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import memlab
+from benchmarks import report
+from benchmarks.public_runs import options_with_packages, use_packages
+from memlab import StepConfig, StepResult
+
+DATA = Path(__file__).resolve().parent / "data" / "one_card_ms.csv"
+TOKENS, WORDS = 384, 30522
+SIZES: dict[str, dict[str, int]] = {
+    "bert-base": {},
+    "bert-large": {
+        "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
+        "intermediate_size": 4096,
+    },
+}  # fmt: skip
+TENSORS = {"bert-base": 199, "bert-large": 391}  # that are trained
+RESNET = "resnet-50"
+
+
+def _bert(model: str) -> nn.Module:
+    from transformers import BertConfig, BertForQuestionAnswering
+
+    return BertForQuestionAnswering(BertConfig(**SIZES[model], attn_implementation="eager"))
+
+
+def _texts(n: int) -> dict[str, torch.Tensor]:
+    words = torch.randint(WORDS, (n, TOKENS))
+    at = {f"{end}_positions": torch.randint(TOKENS, (n,)) for end in ("start", "end")}
+    return {"input_ids": words, "attention_mask": torch.ones_like(words), **at}
+
+
+def _images(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(n, 3, 224, 224), torch.randint(1000, (n,))
+
+
+def workload(model: str) -> memlab.Workload:
+    """Return the fine-tuning of a BERT that finds a span of the text, or a ResNet-50."""
+    if model == RESNET:
+        from torchvision import models  # of the packages
+
+        return memlab.Workload(
+            name=model, build_model=models.resnet50, make_batch=_images,
+            compute_loss=lambda made, given: nn.functional.cross_entropy(made(given[0]), given[1]),
+        )  # fmt: skip
+    return memlab.Workload(
+        name=model, build_model=functools.partial(_bert, model), make_batch=_texts,
+        compute_loss=lambda made, given: made(**given).loss,
+    )  # fmt: skip
+
+
+@functools.cache
+def predicted(card: str, model: str, number_format: str, batch: int) -> StepResult:
+    """Return the predicted step."""
+    how: dict[str, Any] = {"optimizer": "sgd"}
+    if model != RESNET:
+        how = {"optimizer": "adamw", "optimizer_implementation": "single-tensor",
+               "max_grad_norm": 1.0}  # fmt: skip
+    config = StepConfig(batch_size=batch, precision=number_format, **how)
+    return memlab.require_ok(memlab.predict(workload(model), config, card, progress=False))
+
+
+def lines(quick: bool) -> list[dict[str, Any]]:
+    """Return a line for each row of the data."""
+    with DATA.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    found = []
+    for row in rows[:: 16 if quick else 1]:
+        made = predicted(row["card"], row["model"], row["format"], int(row["batch"]))
+        assert made.step_seconds is not None
+        found.append({
+            "card": row["card"], "model": row["model"], "format": row["format"],
+            "batch": int(row["batch"]), "system": row["system"], "ms": float(row["step_ms"]),
+            "predicted ms": 1e3 * made.step_seconds,
+            "off %": 1e5 * made.step_seconds / float(row["step_ms"]) - 100,
+            "stated %": 100 * (made.uncertainty or {})["step_seconds"],
+            "source": row["source"].partition(":")[0],
+        })  # fmt: skip
+    return found
+
+
+def with_host(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lines with what the optimizer waits for its host, by the rows of other cards."""
+
+    def off(line: dict[str, Any], each: float) -> float:
+        return float((line["predicted ms"] + each * TENSORS[line["model"]]) / line["ms"] - 1)
+
+    found = []
+    for line in given:
+        others = [other for other in given if other["card"] != line["card"]]
+        each = min(
+            (step / 100 for step in range(61)),
+            key=lambda ms: statistics.median(abs(off(other, ms)) for other in others),
+        )
+        found.append({**line, "ms a tensor": each, "off %": 100 * off(line, each)})
+    return found
+
+
+def by_card(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the errors of each card, and of all."""
+    groups = {card: [each for each in given if each["card"] == card]
+              for card in dict.fromkeys(each["card"] for each in given)}  # fmt: skip
+    found = []
+    for name, own in [*groups.items(), ("all", given)]:
+        off = [each["off %"] for each in own]
+        found.append({
+            "card": name, "rows": len(own), "median off %": statistics.median(off),
+            "median |off| %": statistics.median(map(abs, off)),
+            "9 of 10 within %": float(np.quantile(np.abs(off), 0.9)),
+            "within what is stated %": 100 * statistics.mean(
+                abs(1 / (1 + each["off %"] / 100) - 1) <= each["stated %"] / 100 for each in own
+            ),
+        })  # fmt: skip
+    return found
+
+
+def main() -> None:
+    """Print the steps and the errors of each card."""
+    given, before = options_with_packages(__file__, __doc__ or ""), report.environment()
+    use_packages(given.packages)
+    found = lines(given.quick)
+    report.show("steps on one card", [
+        {name: value for name, value in each.items() if name != "source"} for each in found
+    ])  # fmt: skip
+    berts = [each for each in found if each["model"] != RESNET]
+    waited = with_host(berts)
+    tables = {
+        "BERT": berts, "BERT, with what its optimizer waits, by the other cards": waited,
+        **{f"{RESNET} in {number_format}": [
+            each for each in found if (each["model"], each["format"]) == (RESNET, number_format)
+        ] for number_format in ("tf32", "fp16-mixed")},
+    }  # fmt: skip
+    cards = {name: by_card(own) for name, own in tables.items() if own}
+    for name, table in cards.items():
+        report.show(name, table)
+    print("ms a tensor:", sorted({each["ms a tensor"] for each in waited}))
+    report.write(report.Options(quick=given.quick, out=given.out), before, {
+        "steps": found, "cards": cards,
+    })  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
