@@ -27,6 +27,8 @@ import memlab
 from benchmarks import report
 from benchmarks.public_runs import options_with_packages, use_packages
 from memlab import StepConfig, StepResult
+from memlab.devices.cards import resolve
+from memlab.prediction.predict import predict_in_process
 
 DATA = Path(__file__).resolve().parent / "data" / "one_card_ms.csv"
 TOKENS, WORDS = 384, 30522
@@ -80,7 +82,10 @@ def predicted(card: str, model: str, number_format: str, batch: int) -> StepResu
         how = {"optimizer": "adamw", "optimizer_implementation": "single-tensor",
                "max_grad_norm": 1.0}  # fmt: skip
     config = StepConfig(batch_size=batch, precision=number_format, **how)
-    return memlab.require_ok(memlab.predict(workload(model), config, card, progress=False))
+    found = predict_in_process(  # a worker would not have the operators of the packages
+        workload(model), config, resolve(card), seed=0, memory_limit=None, report=lambda _: None
+    )
+    return memlab.require_ok(found.result)
 
 
 def lines(quick: bool) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from memlab.devices.cards import Card
 # Share of the board's power: products on compute units, other kernels, recurrent layers (few rows
 # at a time), and a card that has a program but no kernel. Of 95 settings of four networks on an
 # A40 and a V100 (benchmarks/data/power_epochs.csv).
-COMPUTE, MEMORY, RECURRENT, WAITING = 0.92, 0.82, 0.59, 0.165
+COMPUTE, MEMORY, RECURRENT, WAITING = 0.97, 0.83, 0.59, 0.19
 # Static share of the power, and the clock below which the voltage stays, of the boost clock.
 STATIC, FLOOR = 0.2, 0.8
 # Relative half-widths that cover 90 % of the settings of a card left out. Of the mean power: while
@@ -83,7 +83,7 @@ class Busy:
             compute: that products draw.
 
         >>> round(Busy(compute=0.5, memory=0.3).share_drawn(1.0), 3)
-        0.739
+        0.772
         """
         waiting = max(seconds - self.seconds, 0.0)
         drawn = compute * self.compute + MEMORY * self.memory + RECURRENT * self.recurrent
