@@ -282,9 +282,8 @@ def scheduled(sharding: str, seconds: dict[str, float]) -> dict[Phase, float]:
 
     def run(step: TracedStep) -> dict[Phase, float]:
         recording = step.program.recording
-        of_operators = [seconds.get(operator.name, 0.0) for operator in recording.operators]
-        seconds = np.array(of_operators)
-        taken = scheduler_of(recording)(seconds, np.zeros_like(seconds))
+        each = np.array([seconds.get(operator.name, 0.0) for operator in recording.operators])
+        taken = scheduler_of(recording)(each, np.zeros_like(each))
         return {
             interval.phase: float(taken[at])
             for at, interval in enumerate(recording.intervals)
@@ -330,8 +329,11 @@ def test_a_step_between_the_cards_of_a_cluster_has_a_time():
     by_itself = predicted(pairs(4), "h100", sharding="zero3")
     assert by_itself.step_seconds is None
     assert "8x-h100" in by_itself.notes[-1]
-    fast, slow = (predicted(pairs(4), name, sharding="zero3") for name in ("2x-h100", "2x1-h100"))
-    assert fast.step_seconds < slow.step_seconds  # NVLink, InfiniBand
+    fast, bus, slow = (
+        predicted(pairs(4), name, sharding="zero3")
+        for name in ("2x-h100", "2x-rtx-4090", "2x1-rtx-4090")
+    )
+    assert fast.step_seconds < bus.step_seconds < slow.step_seconds  # NVLink, PCIe, Ethernet
     alone = predicted(pairs(4), "h100", world_size=1, sharding="none")
     assert fast.uncertainty["step_seconds"] >= alone.uncertainty["step_seconds"]
     assert any(note.startswith("Collectives take") for note in fast.notes)
