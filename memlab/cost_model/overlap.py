@@ -148,7 +148,7 @@ def overlap_of(
     width = math.hypot(*(spread / 2 for spread in spreads), hidden)
     return Overlap(
         interval_seconds=of_intervals,
-        least_seconds=np.stack((without_host, by_host)),
+        least_seconds=np.minimum((without_host, by_host), of_intervals),
         step_seconds=whole,
         communication_seconds=sent,
         exposed_seconds=exposed,

@@ -650,7 +650,7 @@ def test_other_batches_wait_for_the_host_as_those_that_are_recorded():
     for base in (256, 2048, 16384):
         for batch, wanted in exact.items():
             found = interpolated(exact[base], StepConfig(batch_size=batch)).step_seconds
-            assert found == pytest.approx(wanted.result.step_seconds, rel=0.04), (base, batch)
+            assert found == pytest.approx(wanted.result.step_seconds, rel=0.05), (base, batch)
 
 
 def test_another_batch_says_nothing_of_the_power_of_this_one():
