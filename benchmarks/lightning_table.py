@@ -11,9 +11,9 @@ Lightning's demos on WikiText-2 by Adam. What the guide leaves open is assumed a
 
 Nothing is judged. What differs for certain: the guide's FSDP is FSDP1, which gathers all parameters
 of a layer in one flat tensor; memlab's zero2 and zero3 are FSDP2. The units of both are the layers
-of encoder and decoder. A step of 35 tokens waits for the host, whose time memlab takes as 5 us a
-kernel and as nothing for Lightning's own loop. NO_SHARD is not predicted, since it is FSDP1's own
-form of ddp, and the row with CPU offload is not run: of such a step memlab predicts the memory
+of encoder and decoder. A step of 35 tokens waits for the host, whose time memlab takes as 40 us
+an operator and as nothing for Lightning's own loop. NO_SHARD is not predicted, since it is FSDP1's
+own form of ddp, and the row with CPU offload is not run: of such a step memlab predicts the memory
 alone.
 
     python -m benchmarks.lightning_table --out lightning_table.json

@@ -1,6 +1,6 @@
 """The time of operators on several streams: a list schedule, from what a recording says of them.
 
-The idea. The host issues one operator after the other and waits for none. A stream runs its
+The idea. The host issues one operator after the other, mostly without waiting. A stream runs its
 operators in that order, and each as soon as the one before it is done and whatever the stream was
 told to wait for. With a kernel of 3 ms on stream 0, a collective of 5 ms on stream 1, and a kernel
 of 1 ms on stream 0 that waits for the collective:
@@ -59,7 +59,7 @@ UPDATE_SECONDS = 7e-6
 Held against others' steps by `python -m benchmarks.power`.
 """
 HOST_FACTOR = 1.5
-"""How many times as long another host may take, or as short; in `Overlap.half_width`."""
+"""How many times as long another host may take, or as short; `Overlap.half_width` has the mean."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -70,7 +70,7 @@ class Overlap:
         interval_seconds: float64, (intervals,); see `scheduler_of`.
         least_seconds: float64, (2, intervals), what these take with a host that needs no time, and
             what the host takes for them: they are never faster, whatever the batch.
-        step_seconds: of the last recorded step.
+        step_seconds: of the step that is judged, with the micro-batches that were recorded.
         communication_seconds: of its collectives, one after the other.
         exposed_seconds: what the step takes longer than it would without them.
         waiting_seconds: what it takes longer than with a host that needs no time.
@@ -101,6 +101,7 @@ def overlap_of(
     kernels_half_width: float,
     links_half_width: float,
     host_seconds: float = HOST_SECONDS,
+    judged: int | None = None,
 ) -> Overlap:
     """Return how the operators of a recording overlap.
 
@@ -115,9 +116,10 @@ def overlap_of(
         kernels_half_width: the relative half-width of the times of kernels.
         links_half_width: of the times of collectives.
         host_seconds: that the host takes from one operator of forward and backward to the next.
+        judged: the step that is told of; None for the last one.
     """
     is_sent = np.array([bool(operator.ranks) for operator in recording.operators], dtype=bool)
-    last = max(interval.step for interval in recording.intervals)
+    last = max(interval.step for interval in recording.intervals) if judged is None else judged
     in_last = np.array([interval.step == last for interval in recording.intervals], dtype=bool)
 
     schedule, copies = scheduler_of(recording), _Copies(recording)
@@ -140,7 +142,7 @@ def overlap_of(
     exposed = whole - total(links=AT_ONCE) if sent else 0.0
     hidden = max(sent - exposed, 0.0)
     spreads = [
-        total(kernels=1.0 + kernels_half_width) - total(kernels=1.0 - kernels_half_width),
+        total(kernels=1.0 + kernels_half_width) - total(kernels=max(1.0 - kernels_half_width, 0.1)),
         total(host=HOST_FACTOR) - total(host=1.0 / HOST_FACTOR),
     ]
     if sent:
@@ -178,11 +180,11 @@ def host_notes(overlap: Overlap) -> list[str]:
     if waiting < MUCH_WAITING * whole or not whole:
         return []
     return [
-        f"{OF_HOST} for {format_seconds(waiting)} of the {format_seconds(whole)} of a step: its "
-        f"kernels are short, and Python and the driver take {format_seconds(HOST_SECONDS)} from "
-        "one operator to the next (less in an update), as on the machines of others. That time is "
-        f"stated ± {overlap.half_width:.0%}, which covers a host {HOST_FACTOR:g} times as fast or "
-        "as slow. A larger batch, or fewer micro-batches, waits less."
+        f"{OF_HOST} for {format_percent(waiting / whole)} of a step: its kernels are short, and "
+        f"Python and the driver take {format_seconds(HOST_SECONDS)} from one operator to the next "
+        "(less in an update), as on the machines of others. The time is stated ± "
+        f"{overlap.half_width:.0%}, by the doubt about the host, too. A larger batch, or fewer "
+        "micro-batches, waits less."
     ]
 
 
@@ -236,12 +238,15 @@ class _OneStream:
         is_first = np.diff(steps, prepend=steps[:1]).astype(bool)
         is_waited = np.array([_is_waited_for(operator) for operator in operators], bool)
         self._group = np.cumsum(is_first | is_waited)  # the host waits for the card between them
+        starts = np.flatnonzero(is_first | is_waited)
+        self._is_late = np.concatenate(([False], is_waited[starts]))  # by group
 
     def __call__(self, seconds: Seconds, host: Seconds) -> Seconds:
         runs, taken = np.flatnonzero(seconds > 0), np.zeros(self._count)
         for members in np.split(runs, np.flatnonzero(np.diff(self._group[runs])) + 1):
             done = np.cumsum(seconds[members])
-            issued = np.cumsum(host[members]) - host[members]
+            late = self._is_late[self._group[members[:1]]] if len(members) else False
+            issued = np.cumsum(host[members]) - host[members] * ~late
             ends = done + np.maximum.accumulate(issued - (done - seconds[members]))
             np.add.at(taken, self._interval[members], np.diff(ends, prepend=0.0))
         return taken
@@ -261,7 +266,7 @@ def _seconds_of_streams(recording: OpTrace, seconds: Seconds, host: Seconds) -> 
             taken[interval] += clock.ready[DEFAULT] - began
             interval, began = operator.interval, clock.ready[DEFAULT]
         if _is_waited_for(operator):
-            clock.wait()
+            clock.wait(float(host[number]))
         clock.run(operator.stream, float(seconds[number]), float(host[number]))
 
     clock.pass_marks(len(recording.operators))
@@ -272,7 +277,8 @@ def _seconds_of_streams(recording: OpTrace, seconds: Seconds, host: Seconds) -> 
 
 def _is_waited_for(operator: Operator) -> bool:
     """Return whether the host waits until it knows a value, or the size of a result."""
-    return operator.by_values or operator.name == VALUE
+    # a value in the host's own memory, such as an optimizer's count of steps, is there already
+    return operator.by_values or (operator.name == VALUE and bool(operator.reads))
 
 
 class _Clock:
@@ -301,9 +307,9 @@ class _Clock:
         self.ready[stream] = max(self.ready[stream], self._issued) + seconds
         self._issued += host
 
-    def wait(self) -> None:
-        """Let the host wait until all streams are done."""
-        self._issued = max(self.ready.values(), default=0.0)
+    def wait(self, host: float) -> None:
+        """Let the host wait until all streams are done, and then come to the next operator."""
+        self._issued = max(self.ready.values(), default=0.0) + host
 
     def synchronize(self) -> None:
         """Let all streams and the host wait for one another."""

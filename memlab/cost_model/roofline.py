@@ -64,7 +64,7 @@ BATCH_NORM_PASSES = {"forward": 3 / 2, "backward": 5 / 3}
 # could: what batch norm adds to VGG 11 to 19 on an A100 (5.5; benchmarks/host_pace.py), and what
 # steps on an RTX 3090 reached (6.0). Held against ResNet-50 on nine cards (benchmarks/one_card.py).
 BATCH_NORM_BYTES = 6.0
-# Where its weight has 16 bits PyTorch leaves cuDNN for its own kernels (Normalization.cpp), which
+# Of bf16, or with a weight of 16 bits, PyTorch runs its own kernels (Normalization.cpp), which
 # take as long for an element of 16 bits as of 32: the same VGGs in fp16, on three cards.
 NARROW_BATCH_NORM = 2
 # Channels are padded to what a tile of the tensor cores holds: 8 fp16 numbers are 16 bytes, the
@@ -127,9 +127,9 @@ def _streamed(
     """Return the group, no flops, and the bytes of a kernel that only waits for memory."""
     way = "backward" if "backward" in name else "forward"
     if "batch_norm" in name:
-        weights = [x for x in args if isinstance(x, TensorSpec) and len(x.shape) == 1]
-        is_narrow = bool(weights) and weights[0].dtype.itemsize == 2
-        passes = BATCH_NORM_PASSES[way] * (NARROW_BATCH_NORM if is_narrow else 1)
+        if not _trains(args):
+            return "stream", 0, num_bytes
+        passes = BATCH_NORM_PASSES[way] * (NARROW_BATCH_NORM if _is_narrow(args) else 1)
         return "batch_norm", 0, round(num_bytes * passes)
     if any(norm in name for norm in NORMS):
         return f"normalize_{way}", 0, num_bytes
@@ -142,6 +142,21 @@ def _streamed(
         if isinstance(source, TensorSpec) and source.stride != outputs[0].stride:
             return "transpose", 0, num_bytes
     return "stream", 0, num_bytes
+
+
+def _trains(args: Sequence[Any]) -> bool:
+    """Return whether a batch normalization is by its batch: the first of its switches."""
+    switches = [x.text for x in args if isinstance(x, Scalar) and x.text in ("True", "False")]
+    return switches[:1] != ["False"]
+
+
+def _is_narrow(args: Sequence[Any]) -> bool:
+    """Return whether a batch normalization of 16 bits runs without cuDNN."""
+    tensors = [x for x in args if isinstance(x, TensorSpec)]
+    weights = [x for x in tensors if len(x.shape) == 1]
+    if tensors[0].dtype.itemsize != 2:
+        return False
+    return tensors[0].dtype is torch.bfloat16 or not weights or weights[0].dtype.itemsize == 2
 
 
 def _product(
@@ -251,7 +266,7 @@ def _padded(size: int, multiple: int) -> int:
 # An example: 128 x 128 outputs make 2 tiles of 128 x 64, and a card with 40 multiprocessors
 # uses 2 of them, so such a product takes 20 times as long as its flops at the peak.
 #
-# Left out: overlap of operators, the host when the card waits for it, heat.
+# Left out: heat. Overlap of operators, and the host that a card waits for: `overlap.py`.
 
 FILE = "kernel_times.json"
 # Tiles of cuBLAS kernels, as their names give them, rows and columns of the result.
@@ -509,8 +524,7 @@ def _is_seen(card: Card | None) -> bool:
 
 Outputs = tuple[TensorSpec, ...]
 
-# From one operator to the next in eager PyTorch, host bound: 4 us on CUDA (pytorch issue 82793),
-# 5-7 us from Python (pytorch issue 41383); backward and foreach operators come from C++.
+# A kernel takes no less: C++ starts one each 4 us at best (pytorch issue 82793).
 LAUNCH_SECONDS = 5e-6
 # Copies between pinned memory and a card, as a share of the bus's raw rate. Our choice, for packet
 # headers and waiting; not compared with a card yet. Copies from pageable memory reach less.

@@ -200,6 +200,7 @@ def kernels_of(
     tf32_matmul: bool = False,
     remeasure_before: float | None = None,
     timed: bool = True,
+    judged: int | None = None,
 ) -> Kernels:
     """Return the memory and time of a run's kernels on the target.
 
@@ -215,9 +216,10 @@ def kernels_of(
         tf32_matmul: whether a card multiplies fp32 matrices in TF32.
         remeasure_before: a date in seconds since 1970; older costs are taken again.
         timed: whether new operators of a CPU are timed too.
+        judged: the step that `Kernels.overlap` tells of; None for the last one.
     """
     if target.kind == "cuda":
-        return _on_card(program.recording, target, tf32_matmul=tf32_matmul)
+        return _on_card(program.recording, target, judged, tf32_matmul=tf32_matmul)
     return _on_cpu(program, sizes, target.costs, on_progress, remeasure_before, timed)
 
 
@@ -234,7 +236,9 @@ def _sums(recording: OpTrace, seconds: npt.NDArray[np.float64]) -> npt.NDArray[n
     return found.astype(np.float64)
 
 
-def _on_card(recording: OpTrace, target: Target, *, tf32_matmul: bool) -> Kernels:
+def _on_card(
+    recording: OpTrace, target: Target, judged: int | None, *, tf32_matmul: bool
+) -> Kernels:
     card, costs = target.card, target.costs
     known = {} if costs is None else costs.operators
     effects, notes = cuda_kernels.effects(recording, card), list(card_answers.notes())
@@ -250,13 +254,13 @@ def _on_card(recording: OpTrace, target: Target, *, tf32_matmul: bool) -> Kernel
     every = float(seconds[[not operator.ranks for operator in recording.operators]].sum())
     unsure = sum(time.unsure_seconds for time in times) / every if every else 0.0
     half_width = time_half_width(card, unsure)
-    overlap = _overlap(recording, seconds, target, half_width)
+    overlap = _overlap(recording, seconds, target, judged, half_width)
     busy, drawn = _power(recording, times, overlap, card)
     if drawn is not None and drawn.slower_half_width:
         working = [drawn.slower * time.busy.seconds for time in times]
         seconds = np.maximum(seconds, np.array(working))
         half_width = math.hypot(half_width, drawn.slower_half_width)
-        overlap = _overlap(recording, seconds, target, half_width)
+        overlap = _overlap(recording, seconds, target, judged, half_width)
 
     groups = _groups(recording)
     notes += [] if drawn is None else power.notes(card, drawn.slower)
@@ -308,7 +312,11 @@ def _is_product(operator: Operator, recording: OpTrace) -> bool:
 
 
 def _overlap(
-    recording: OpTrace, seconds: npt.NDArray[np.float64], target: Target, kernels_half_width: float
+    recording: OpTrace,
+    seconds: npt.NDArray[np.float64],
+    target: Target,
+    judged: int | None,
+    kernels_half_width: float,
 ) -> Overlap:
     """Return how operators overlap; collectives take no time without a cluster."""
     cluster = target.cluster
@@ -321,6 +329,7 @@ def _overlap(
             (links.half_width(ranks, cluster) for ranks in between if cluster), default=0.0
         ),
         host_seconds=target.host_seconds or HOST_SECONDS,
+        judged=judged,
     )
 
 

@@ -69,7 +69,13 @@ class TracedStep:
     program: Program
     report: Report
 
-    def kernels(self, *, remeasure_before: float | None = None, timed: bool = True) -> Kernels:
+    def kernels(
+        self,
+        *,
+        remeasure_before: float | None = None,
+        timed: bool = True,
+        judged: int | None = None,
+    ) -> Kernels:
         """Return the memory and time of its kernels; the arguments are those of `kernels_of`.
 
         With `timed=False` a card has no times either.
@@ -87,6 +93,7 @@ class TracedStep:
             tf32_matmul=self.config.precision is Precision.TF32,
             remeasure_before=remeasure_before,
             timed=timed,
+            judged=judged,
         )
 
 

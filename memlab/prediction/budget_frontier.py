@@ -66,7 +66,8 @@ class ChoiceCost:
         saved_bytes: bytes of activations of one micro-batch that are held when its forward ends.
         peak_bytes: the most bytes allocated at once in the step.
         recompute_seconds: time of the operators that run again.
-        seconds: the same with the time of Python, which keeps outputs and counts operators.
+        seconds: the same with the time of Python, which keeps outputs and counts operators; on a
+            card what the step takes longer, by kernels or by the host that issues them.
     """
 
     saved_bytes: int
@@ -268,9 +269,10 @@ class RecomputeCandidates:
 
         On a card both run at the same time, so the longer one counts.
         """
+        if self.step.hides_host:
+            return max(seconds, HOST_SECONDS * candidate.num_kernels)
         count = candidate.num_operators
-        host = python_seconds(len(candidate.spans), count, keeps=keeps)
-        return max(seconds, host + HOST_SECONDS * count) if self.step.hides_host else seconds + host
+        return seconds + python_seconds(len(candidate.spans), count, keeps=keeps)
 
     def around(self, chosen: Sequence[int]) -> RecomputeEvaluator:
         """Return the step in which these modules are recomputed, for candidates inside of them.
@@ -660,6 +662,7 @@ def _around(path: str) -> list[str]:
 
 def _plan(step: RecomputeEvaluator, choice: _Choice, plain: ChoiceCost) -> Plan:
     cost = choice.cost
+    seconds = cost.seconds if step.hides_host else cost.recompute_seconds
     regions = [
         Region(path=c.path, keep=_instances(c, keep))
         for c, keep in zip(choice.cut.candidates, choice.kept, strict=True)
@@ -671,7 +674,7 @@ def _plan(step: RecomputeEvaluator, choice: _Choice, plain: ChoiceCost) -> Plan:
         saved_bytes=cost.saved_bytes,
         plain_saved_bytes=plain.saved_bytes,
         peak_bytes=cost.peak_bytes,
-        recompute_seconds=cost.recompute_seconds if step.knows_times else None,
+        recompute_seconds=seconds if step.knows_times else None,
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from memlab.config import StepConfig
-from memlab.cost_model.targets import Kernels, seconds_of_intervals
+from memlab.cost_model.targets import OF_ITS_TIME, Kernels, seconds_of_intervals
 from memlab.cost_model.traced_step import Failure, TracedStep, from_recording
 from memlab.devices.cards import Target
 from memlab.memory.lifetimes import alike, step_memory
@@ -105,7 +105,8 @@ def predict_script_in_process(
             said = f"{name} makes no tensor on {target.name}"
             notes = recorded.recording.notes
             return RunResult(**facts, outcome=Outcome.OK, message=said, notes=notes)
-        kernels = step.kernels()
+        kernels = step.kernels(judged=_whole_update(recorded))
+        seconds = _seconds(recorded, kernels, target)
         found = stages_of(run, recorded.names, kernels, config, target)
         result = RunResult(
             **facts,
@@ -115,9 +116,13 @@ def predict_script_in_process(
             uncertainty=found.width,
             **_at_peak(recorded, found.trace, run.program),
             faults=faults_of(recorded, found.trace, recorded.names, again),
-            **_seconds(recorded, kernels, target),
+            **seconds,
             timeline=timeline_of_run(found.trace, recorded.names),
-            notes=(*_notes(recorded, script), *kernels.notes, *recorded.recording.assumptions),
+            notes=(
+                *_notes(recorded, script),
+                *(note for note in kernels.notes if seconds or not note.startswith(OF_ITS_TIME)),
+                *recorded.recording.assumptions,
+            ),
         )
         return with_judgement(result, found.replayed)
 
@@ -194,13 +199,17 @@ def _at_peak(recorded: ScriptRecording, trace: Trace, program: Program) -> dict[
     return {"lines": tuple(lines), "modules": dict(modules.most_common())}
 
 
+def _whole_update(recorded: ScriptRecording) -> int | None:
+    """Return the number of the last whole update; None if there is none."""
+    steps = [number for number, name in enumerate(recorded.names) if name in (FIRST, STEP)]
+    return steps[min(len(steps), recorded.updates) - 1] if steps else None
+
+
 def _seconds(recorded: ScriptRecording, kernels: Kernels, target: Target) -> dict[str, Any]:
     """Return the time of the last whole update, as fields of a result."""
-    seconds = seconds_of_intervals(recorded.recording, kernels)
-    steps = [number for number, name in enumerate(recorded.names) if name in (FIRST, STEP)]
-    if seconds is None or not steps or kernels.unknown_share > MOST_UNKNOWN:
+    seconds, whole = seconds_of_intervals(recorded.recording, kernels), _whole_update(recorded)
+    if seconds is None or whole is None or kernels.unknown_share > MOST_UNKNOWN:
         return {}
-    whole = steps[min(len(steps), recorded.updates) - 1]
     taken = sum(
         float(seconds[at])
         for at, interval in enumerate(recorded.recording.intervals)

@@ -108,6 +108,7 @@ class Candidate:
         items: operators whose outputs can be kept.
         seconds: time of running all of it again and of copying its buffers.
         num_operators: number of operators that run again, copies of buffers included.
+        num_kernels: number of those among them that take any time.
     """
 
     path: str
@@ -116,6 +117,7 @@ class Candidate:
     items: list[Item] = field(default_factory=list)
     seconds: float = 0.0
     num_operators: int = 0
+    num_kernels: int = 0
 
 
 class RecomputeEvaluator:
@@ -278,6 +280,8 @@ class RecomputeEvaluator:
             copies = 2 * len(span.state)
             candidate.seconds += copies * self.copy_seconds
             candidate.num_operators += span.stop - span.first + copies
+            taken = self.seconds[span.first : span.stop]
+            candidate.num_kernels += int(np.count_nonzero(taken)) + copies
 
         candidate.items = self._items(spans)
         return candidate

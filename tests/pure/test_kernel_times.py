@@ -162,6 +162,11 @@ def test_batch_normalization_reads_its_input_twice(dtype, kernels):
     assert part.group == "batch_norm"
     assert part.read_bytes == round(work.num_bytes * BATCH_NORM_PASSES["forward"] * kernels)
     assert part.read_bytes >= kernels * 3 * x.numel() * 2
+    by_running = call(
+        aten.native_batch_norm.default, x, vector, vector, vector, vector, False, 0.1, 1e-5
+    )
+    work = roofline.work_of(by_running.signature, by_running.outputs)
+    assert [part[:3] for part in work.parts] == [("stream", 0, work.num_bytes)]
 
 
 def test_half_precision_convolutions_copy_what_is_not_channels_last():

@@ -168,8 +168,8 @@ def test_the_host_is_part_of_the_time_and_of_the_doubt():
     by_host = (60 - 40 / 1.5) / 2
     assert found.half_width == pytest.approx((by_host**2 + 0.1**2 + 2.0**2) ** 0.5 / 41)
     (said,) = host_notes(found)
-    assert said.startswith("The card waits for its host for 31.0 s of the 41.0 s of a step")
-    assert f"That time is stated ± {found.half_width:.0%}" in said
+    assert said.startswith("The card waits for its host for 76 % of a step")
+    assert f"The time is stated ± {found.half_width:.0%}" in said
 
 
 @pytest.mark.parametrize(("seconds", "waits"), [(5e-6, True), (50e-6, False)])
@@ -188,7 +188,9 @@ def test_a_step_of_one_card_waits_for_its_host_too(seconds, waits):
         pytest.approx([0.0, 1000 * seconds, 0.0]), pytest.approx([0.0, by_host, 0.0])
     ]  # fmt: skip
     doubt = (HOST_FACTOR - 1 / HOST_FACTOR) / 2
-    assert found.half_width == pytest.approx(doubt if waits else 0.0, rel=0.01, abs=0.1)
+    # the slower host decides over half of the longer kernels, too: 60 us for each of 50
+    slower = 999 * 60e-6 + seconds - whole
+    assert found.half_width == pytest.approx(doubt if waits else slower / 2 / whole, rel=0.01)
     assert len(host_notes(found)) == waits
 
 
@@ -214,7 +216,7 @@ def some_steps(seed):
     host.recording.intervals.append(Interval(step=1, phase=Phase.FORWARD))
     for interval in (OUTSIDE, FORWARD, UPDATE, 3):
         for kind in random.integers(0, 8, 60):
-            facts = {0: {"name": VALUE}, 1: {"by_values": True}}.get(kind, {})
+            facts = {0: {"name": VALUE, "reads": (0,)}, 1: {"by_values": True}}.get(kind, {})
             host.run(0.0 if kind == 0 else random.choice([0.0, 0.1, 5.0]), None, interval, **facts)
     return host
 
@@ -232,13 +234,14 @@ def test_sums_over_one_stream_say_what_its_schedule_says(seed):
 
 
 def test_a_host_that_asks_for_a_value_issues_the_next_operator_later():
-    host = Host()
-    host.run(5.0)
-    host.run(0.0, name=VALUE)
-    for _ in range(3):
-        host.run(0.5)
-    # it runs at 5, 6 and 7 s, not at once
-    assert host.taken(launch=1.0) == [0.0, 7.5, 0.0]
+    for reads, taken in (((0,), 8.5), ((), 6.5)):  # of the card, and of the host
+        host = Host()
+        host.run(5.0)
+        host.run(0.0, name=VALUE, reads=reads)
+        for _ in range(3):
+            host.run(0.5)
+        # they run at 6, 7 and 8 s, or at once
+        assert host.taken(launch=1.0) == [0.0, taken, 0.0]
 
 
 def test_copies_beside_the_kernels_count_where_they_take_longer():
