@@ -239,6 +239,7 @@ def format_seconds(seconds: float) -> str:
     return f"{scaled:.0f} us" if abs(scaled) >= 1 or not scaled else f"{scaled:.2g} us"
 
 
+MHZ = 1e6  # a second
 HOUR, DAY, KWH = 3600.0, 86400.0, 3.6e6  # seconds, seconds, joules
 
 

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from memlab._util.torch_private.tensors import OpOverload, schema_of
+from memlab._util.units import MHZ
 from memlab.cost_model import power
 from memlab.devices.cards import Card
 from memlab.devices.operators import TRUE, Scalar, Signature, TensorSpec, call_of
@@ -434,7 +435,7 @@ def ideal_of(
     assert card.memory_bytes_per_second is not None
     bandwidth = card.memory_bytes_per_second * reach[reach_of(card)]
     if part.group == "batch_norm" and card.num_multiprocessors and card.boost_mhz:
-        clocks = card.num_multiprocessors * card.boost_mhz * 1e6
+        clocks = card.num_multiprocessors * card.boost_mhz * MHZ
         bandwidth = min(bandwidth, BATCH_NORM_BYTES * clocks)
     compute = 0.0
     if peak and part.flops:

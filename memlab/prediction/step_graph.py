@@ -378,12 +378,13 @@ def seconds_of(divided: StepRows, step: TracedStep, kernels: Kernels) -> Sums:
             (forward if is_forward else backward)[key] += float(seconds[index]) * count
 
     is_alone = not any(operator.ranks for operator in recording.operators)
-    if is_alone and kernels.overlap is not None:
+    if kernels.overlap is not None:
         of_step = [part.recorded for part in parts if part.interval.step == LAST_STEP]
         working = float(kernels.overlap.least_seconds[0][of_step].sum())
         whole = float(kernels.overlap.interval_seconds[of_step].sum())
         of_rows = sum(forward[key] + backward[key] for key in divided.rows)
-        for key, rest in ((COPIES, working - of_rows), (WAITING, whole - working)):
+        copies = working - of_rows if is_alone else 0.0
+        for key, rest in ((COPIES, copies), (WAITING, whole - working)):
             if rest > LEAST_REST * whole:
                 divided.row(key, "waiting")
                 backward[key] = rest
