@@ -28,8 +28,7 @@ import numpy as np
 import torch
 
 from memlab._util.torch_private.tensors import OpOverload, schema_of
-from memlab._util.units import MHZ
-from memlab.cost_model import power
+from memlab.cost_model import batch_norm, power
 from memlab.devices.cards import Card
 from memlab.devices.operators import TRUE, Scalar, Signature, TensorSpec, call_of
 
@@ -57,17 +56,6 @@ CONVOLUTIONS = {"convolution", "_convolution", "convolution_overrideable"}
 NORMS = ("layer_norm", "softmax", "group_norm", "rms_norm")
 REDUCTIONS = {"sum", "mean", "var", "var_mean", "linalg_vector_norm", "amax", "norm"}
 COPIES = {"clone", "copy_", "_to_copy"}
-# Passes over the tensors of a batch normalization beyond one each: the forward reads x twice and
-# writes y (3 for 2), the backward reads x and dy twice and writes dx (5 for 3). PyTorch's
-# Normalization.cuh, batch_norm_collect_statistics and batch_norm_backward_reduce.
-BATCH_NORM_PASSES = {"forward": 3 / 2, "backward": 5 / 3}
-# Each multiprocessor moves no more than this in a clock, though the memory of a data-centre card
-# could: what batch norm adds to VGG 11 to 19 on an A100 (5.5; benchmarks/host_pace.py), and what
-# steps on an RTX 3090 reached (6.0). Held against ResNet-50 on nine cards (benchmarks/one_card.py).
-BATCH_NORM_BYTES = 6.0
-# Of bf16, or with a weight of 16 bits, PyTorch runs its own kernels (Normalization.cpp), which
-# take as long for an element of 16 bits as of 32: the same VGGs in fp16, on three cards.
-NARROW_BATCH_NORM = 2
 # Channels are padded to what a tile of the tensor cores holds: 8 fp16 numbers are 16 bytes, the
 # least that is read at once (cuDNN developer guide), and kernels have tiles of 32 columns or more.
 INNER_PADDING, OUTER_PADDING, GROUP_PADDING = 8, 32, 16
@@ -128,9 +116,9 @@ def _streamed(
     """Return the group, no flops, and the bytes of a kernel that only waits for memory."""
     way = "backward" if "backward" in name else "forward"
     if "batch_norm" in name:
-        if not _trains(args):
+        passes = batch_norm.passes(way, args)
+        if passes is None:
             return "stream", 0, num_bytes
-        passes = BATCH_NORM_PASSES[way] * (NARROW_BATCH_NORM if _is_narrow(args) else 1)
         return "batch_norm", 0, round(num_bytes * passes)
     if any(norm in name for norm in NORMS):
         return f"normalize_{way}", 0, num_bytes
@@ -143,21 +131,6 @@ def _streamed(
         if isinstance(source, TensorSpec) and source.stride != outputs[0].stride:
             return "transpose", 0, num_bytes
     return "stream", 0, num_bytes
-
-
-def _trains(args: Sequence[Any]) -> bool:
-    """Return whether a batch normalization is by its batch: the first of its switches."""
-    switches = [x.text for x in args if isinstance(x, Scalar) and x.text in ("True", "False")]
-    return switches[:1] != ["False"]
-
-
-def _is_narrow(args: Sequence[Any]) -> bool:
-    """Return whether a batch normalization of 16 bits runs without cuDNN."""
-    tensors = [x for x in args if isinstance(x, TensorSpec)]
-    weights = [x for x in tensors if len(x.shape) == 1]
-    if tensors[0].dtype.itemsize != 2:
-        return False
-    return tensors[0].dtype is torch.bfloat16 or not weights or weights[0].dtype.itemsize == 2
 
 
 def _product(
@@ -434,9 +407,8 @@ def ideal_of(
     """
     assert card.memory_bytes_per_second is not None
     bandwidth = card.memory_bytes_per_second * reach[reach_of(card)]
-    if part.group == "batch_norm" and card.num_multiprocessors and card.boost_mhz:
-        clocks = card.num_multiprocessors * card.boost_mhz * MHZ
-        bandwidth = min(bandwidth, BATCH_NORM_BYTES * clocks)
+    if part.group == "batch_norm":
+        bandwidth = min(bandwidth, batch_norm.most_bytes_per_second(card) or bandwidth)
     compute = 0.0
     if peak and part.flops:
         flops = part.flops

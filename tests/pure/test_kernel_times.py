@@ -6,10 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlab.cost_model import roofline
+from memlab.cost_model import batch_norm, roofline
 from memlab.cost_model.power import sustained
 from memlab.cost_model.roofline import (
-    BATCH_NORM_PASSES,
     Factors,
     Ideal,
     KernelCall,
@@ -160,7 +159,7 @@ def test_batch_normalization_reads_its_input_twice(dtype, kernels):
     work = roofline.work_of(forward.signature, forward.outputs)
     (part,) = work.parts
     assert part.group == "batch_norm"
-    assert part.read_bytes == round(work.num_bytes * BATCH_NORM_PASSES["forward"] * kernels)
+    assert part.read_bytes == round(work.num_bytes * batch_norm.PASSES["forward"] * kernels)
     assert part.read_bytes >= kernels * 3 * x.numel() * 2
     by_running = call(
         aten.native_batch_norm.default, x, vector, vector, vector, vector, False, 0.1, 1e-5
