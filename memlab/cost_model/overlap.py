@@ -60,6 +60,8 @@ Held against others' steps by `python -m benchmarks.power`.
 """
 HOST_FACTOR = 1.5
 """How many times as long another host may take, or as short; `Overlap.half_width` has the mean."""
+HOST_HALF_WIDTH = (HOST_FACTOR - 1.0 / HOST_FACTOR) / 2
+"""That of a step that waits for its host all the time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -69,7 +71,7 @@ class Overlap:
     Attributes:
         interval_seconds: float64, (intervals,); see `scheduler_of`.
         least_seconds: float64, (2, intervals), what these take with a host that needs no time, and
-            what the host takes for them: they are never faster, whatever the batch.
+            what the host takes for them: what times of other batches are drawn from.
         step_seconds: of the step that is judged, with the micro-batches that were recorded.
         communication_seconds: of its collectives, one after the other.
         exposed_seconds: what the step takes longer than it would without them.

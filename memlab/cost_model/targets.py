@@ -225,9 +225,9 @@ def kernels_of(
 
 def seconds_of_intervals(recording: OpTrace, kernels: Kernels) -> npt.NDArray[np.float64] | None:
     """Return the time of each interval, (intervals,); None if times are not known."""
-    if kernels.seconds is None or kernels.overlap is not None:
-        return None if kernels.overlap is None else kernels.overlap.interval_seconds
-    return _sums(recording, kernels.seconds)
+    if kernels.overlap is not None:
+        return kernels.overlap.interval_seconds
+    return None if kernels.seconds is None else _sums(recording, kernels.seconds)
 
 
 def _sums(recording: OpTrace, seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

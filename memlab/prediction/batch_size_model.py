@@ -180,6 +180,19 @@ class BatchSizeModel:
             and part.interval.phase is not Phase.OPTIMIZER
         )
 
+    def host_share(self, micro_batch_sizes: Sequence[int]) -> float:
+        """Return in what share of a step's time, 0..1, a card's host decides it; 0 on a CPU."""
+        whole = self.step_seconds(micro_batch_sizes)
+        if not whole or self.least_seconds is None:
+            return 0.0
+        by_host = 0.0
+        for part in self.program.parts(len(micro_batch_sizes)):
+            if part.interval.step == STEP:
+                taken = self._seconds_of(part, micro_batch_sizes[part.interval.micro_batch])
+                host = float(self.least_seconds[1][part.recorded])
+                by_host += taken if taken <= host else 0.0
+        return by_host / whole
+
     def _seconds_of(self, part: Part, size: int) -> float:
         """Return the time of an interval whose micro-batch has this size."""
         more = size - self.program.size

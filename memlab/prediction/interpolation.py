@@ -14,6 +14,7 @@ import numpy as np
 
 from memlab._util.units import MIB, format_bytes
 from memlab.config import Sharding, StepConfig
+from memlab.cost_model.overlap import HOST_HALF_WIDTH
 from memlab.cost_model.targets import OF_ITS_TIME
 from memlab.memory.lifetimes import step_memory
 from memlab.result import StepResult
@@ -51,6 +52,9 @@ def interpolated(base: Prediction, config: StepConfig) -> StepResult:
     )  # 0: timing noise, drawn out beyond the recorded
     spread = dict(base.result.uncertainty or {})
     if not exact:
+        if "step_seconds" in spread:
+            by_host = HOST_HALF_WIDTH * size_model.host_share(sizes)
+            spread["step_seconds"] = max(spread["step_seconds"], by_host)
         spread = {name: width + INTERPOLATED for name, width in spread.items()}
 
     # how much offloading holds in host memory is known of the batch that was recorded

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from memlab.cost_model.overlap import (
-    HOST_FACTOR,
+    HOST_HALF_WIDTH,
     HOST_SECONDS,
     UPDATE_SECONDS,
     VALUE,
@@ -187,10 +187,11 @@ def test_a_step_of_one_card_waits_for_its_host_too(seconds, waits):
     assert found.least_seconds.tolist() == [
         pytest.approx([0.0, 1000 * seconds, 0.0]), pytest.approx([0.0, by_host, 0.0])
     ]  # fmt: skip
-    doubt = (HOST_FACTOR - 1 / HOST_FACTOR) / 2
     # the slower host decides over half of the longer kernels, too: 60 us for each of 50
     slower = 999 * 60e-6 + seconds - whole
-    assert found.half_width == pytest.approx(doubt if waits else slower / 2 / whole, rel=0.01)
+    assert found.half_width == pytest.approx(
+        HOST_HALF_WIDTH if waits else slower / 2 / whole, rel=0.01
+    )
     assert len(host_notes(found)) == waits
 
 

@@ -38,6 +38,8 @@ import { CATEGORIES, PHASES, microBatchSizes } from "./recorded_step.js";
 
 // each as in `interpolation.py`, where its measurement is named
 const INTERPOLATED = 0.03;
+const HOST_FACTOR = 1.5;
+const HOST_HALF_WIDTH = (HOST_FACTOR - 1 / HOST_FACTOR) / 2; // `memlab/cost_model/overlap.py`
 const REGROUPED = 0.03;
 const ADDITIONS = 0.3;
 const REPLANNED = 0.03;
@@ -121,6 +123,7 @@ function ofSameBudget(step, setting) {
 /** @param {RecordedStep} step @param {Setting} setting @param {number[]} sizes @returns {Estimate} */
 function interpolated(step, setting, sizes) {
   const isExact = step.isExact(sizes);
+  const widths = step.header.result.uncertainty;
   const { trace, timeline, peakBytes, reservedBytes, firstStepPeakBytes, events } =
     step.memory(sizes);
   return {
@@ -131,7 +134,7 @@ function interpolated(step, setting, sizes) {
     reservedBytes,
     firstStepPeakBytes,
     seconds: step.stepSeconds(sizes) || null, // 0: timing noise, drawn out beyond the recorded
-    uncertainty: widened(step.header.result.uncertainty, isExact ? 0 : INTERPOLATED),
+    uncertainty: isExact ? widened(widths, 0) : ofOtherBatch(step, sizes),
     sizes,
     trace,
     firstEvent: events[0],
@@ -231,6 +234,16 @@ export function planAt(step, budget) {
   if (!plans || plans.length < 2) return null;
   if (budget >= 1) return plans[0];
   return plans.find((plan) => plan.share <= budget) ?? plans[plans.length - 1];
+}
+
+/** The widths of a batch between recorded ones, or beyond. @param {RecordedStep} step @param {number[]} sizes */
+function ofOtherBatch(step, sizes) {
+  const widths = { ...step.header.result.uncertainty };
+  if ("step_seconds" in widths) {
+    const byHost = HOST_HALF_WIDTH * step.hostShare(sizes);
+    widths.step_seconds = Math.max(widths.step_seconds, byHost);
+  }
+  return widened(widths, INTERPOLATED);
 }
 
 /** @param {Record<string, number> | null} widths @param {number} by @returns {Record<string, number>} */

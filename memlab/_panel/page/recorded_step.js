@@ -46,6 +46,7 @@ export const CATEGORIES = [
 export const PHASES = ["build", "data", "forward", "backward", "optimizer", "teardown"];
 const OPTIMIZER = PHASES.indexOf("optimizer");
 const STEP = 1; // the recorded step that begins with optimizer state
+const OF_HOST = 4; // where the line of the host is among those of an interval
 
 /** Samples in each micro-batch; they differ by at most one. @param {number} batch @param {number} steps */
 export function microBatchSizes(batch, steps) {
@@ -300,23 +301,38 @@ export class RecordedStep {
     return this.seconds(parts, () => size);
   }
 
+  /** In what share of a step's time, 0..1, a card's host decides it. @param {number[]} sizes */
+  hostShare(sizes) {
+    const whole = this.stepSeconds(sizes);
+    const known = this.header.interval_seconds;
+    if (!whole || !known) return 0;
+    let byHost = 0;
+    for (const part of this.parts(sizes.length)) {
+      if (part.step !== STEP) continue;
+      const taken = longest(known[part.recorded], sizes[part.microBatch] - this.size);
+      if (taken <= known[part.recorded][OF_HOST]) byHost += taken;
+    }
+    return byHost / whole;
+  }
+
   /** @param {Part[]} parts @param {(part: Part) => number} sizeOf */
   seconds(parts, sizeOf) {
     const known = this.header.interval_seconds;
     if (!known) return null;
     return parts
       .filter((part) => part.step === STEP)
-      .reduce((sum, part) => {
-        const lines = known[part.recorded];
-        const further = sizeOf(part) - this.size;
-        let longest = 0;
-        for (let at = 0; at < lines.length; at += 2) {
-          const [own, more] = [lines[at], lines[at + 1]];
-          longest = Math.max(longest, more ? own + more * further : own);
-        }
-        return sum + longest;
-      }, 0);
+      .reduce((sum, part) => sum + longest(known[part.recorded], sizeOf(part) - this.size), 0);
   }
+}
+
+/** The longest of the times of an interval with so many further samples. @param {number[]} lines @param {number} further */
+function longest(lines, further) {
+  let found = 0;
+  for (let at = 0; at < lines.length; at += 2) {
+    const [own, more] = [lines[at], lines[at + 1]];
+    found = Math.max(found, more ? own + more * further : own);
+  }
+  return found;
 }
 
 /** Where each value of an ascending array begins. @param {ArrayLike<number>} values @param {number} count */
