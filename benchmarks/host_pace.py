@@ -84,16 +84,20 @@ def _at_each_pace(step: TracedStep, *, parameters: int) -> Line:
     found: Line = {}
     for pace in PACES:
         target = dataclasses.replace(step.target, host_seconds=max(1e-6 * pace, 1e-12))
-        overlap = dataclasses.replace(step, target=target).kernels().overlap
+        kernels = dataclasses.replace(step, target=target).kernels()
+        overlap = kernels.overlap
         assert overlap is not None
+        assert kernels.seconds is not None
         seconds = float(overlap.interval_seconds[own].sum())
         found[str(pace)] = 1e3 * (seconds + UPDATE_SECONDS * parameters)
         if pace == OWN:
             found["stated"] = 100 * overlap.half_width
-            issued = overlap.least_seconds[1][own].sum() / HOST_SECONDS
-            found["operators"], found["zeroing ms"] = (
-                round(issued),
-                1e3 * UPDATE_SECONDS * parameters,
+            found["zeroing ms"] = 1e3 * UPDATE_SECONDS * parameters
+            found["operators"] = sum(
+                operator.interval in own and bool(seconds > 0)
+                for operator, seconds in zip(
+                    step.program.recording.operators, kernels.seconds, strict=True
+                )
             )
     return found
 
@@ -103,10 +107,9 @@ def lines(quick: bool) -> list[Line]:
     with DATA.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     cards = tuple(dict.fromkeys(row["card"] for row in rows))
-    models = sorted({row["model"] for row in rows})
     found = []
     for row in rows:
-        if quick and row["model"] not in models[:2]:
+        if quick and row["model"] not in OF_ONE_PACE[:2]:
             continue
         made = recorded(row["model"], row["format"], cards)[row["card"]]
         found.append({
