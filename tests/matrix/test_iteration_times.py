@@ -7,6 +7,7 @@ import torch
 
 from benchmarks import iteration_times, megatron_gpt
 from benchmarks.iteration_times import PACES
+from memlab.cost_model.overlap import HOST_SECONDS
 from benchmarks.megatron_gpt import Case
 
 SMALL = Case(hidden=256, heads=4, sequence=64, micro_batch=2, accumulation=2, tensor=1, data=2)
@@ -64,10 +65,11 @@ def test_ranks_share_the_work_as_the_row_says(tensor, data, sharding) -> None:
 def test_a_whole_recording_takes_what_a_few_layers_and_micro_batches_say(tensor, data) -> None:
     case = dataclasses.replace(SMALL, tensor=tensor, data=data, accumulation=8)
     whole = iteration_times.recorded(case, 12)
-    for pace in (PACES[0], PACES[-1]):
+    # where kernels and the host take about as long, a step is not quite linear in its layers
+    for pace, within in ((PACES[0], 0.03), (HOST_SECONDS, 0.005), (PACES[-1], 0.005)):
         seconds, half_width = iteration_times.predicted(case, 12, pace)
         # DDP's buckets do not end with layers
-        assert seconds == pytest.approx(whole.step_seconds(8, pace), rel=0.02)
+        assert seconds == pytest.approx(whole.step_seconds(8, pace), rel=within)
         assert half_width > 0.2
 
 
