@@ -7,8 +7,8 @@ import torch
 
 from benchmarks import iteration_times, megatron_gpt
 from benchmarks.iteration_times import PACES
-from memlab.cost_model.overlap import HOST_SECONDS
 from benchmarks.megatron_gpt import Case
+from memlab.cost_model.overlap import HOST_SECONDS
 
 SMALL = Case(hidden=256, heads=4, sequence=64, micro_batch=2, accumulation=2, tensor=1, data=2)
 
