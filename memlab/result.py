@@ -462,14 +462,15 @@ class StepResult:
         Raises:
             MemlabError: the time of the step is not known, or an argument is not allowed.
 
+        >>> import math
         >>> import memlab
         >>> workload = memlab.workloads.get("gpt-small", num_layers=2, sequence_length=64)
         >>> result = memlab.predict(workload, memlab.StepConfig(batch_size=4), "rtx-4090, 300 W")
         >>> cost = result.run_cost(10_000, price_per_hour=0.5, price_per_kwh=0.3)
-        >>> round(cost.kilowatt_hours - cost.hours * result.watts / 1000, 9)
-        0.0
-        >>> round(cost.money - 0.5 * cost.hours - 0.3 * cost.kilowatt_hours, 9)
-        0.0
+        >>> math.isclose(cost.kilowatt_hours, cost.hours * result.watts / 1000)
+        True
+        >>> math.isclose(cost.money, 0.5 * cost.hours + 0.3 * cost.kilowatt_hours)
+        True
         """
         if self.step_seconds is None:
             raise UnsupportedError(
