@@ -222,14 +222,16 @@ def evidence_of_one_card(steps: Sequence[Mapping[str, Any]]) -> list[PublicRun]:
     """Return the steps of `one_card`."""
     found = []
     for step in steps:
-        is_resnet = step["model"] == one_card.RESNET
+        is_resnet, is_o2 = step["model"] == one_card.RESNET, step["format"] == one_card.O2
         how = "SGD" if is_resnet else f"AdamW, {one_card.TOKENS} tokens"
+        precision = "fp16" if is_o2 else step["format"]
+        in_words = "fp16 with fp32 copies" if is_o2 else precision
         found.append(PublicRun(
             number="step_seconds", device=step["card"], model=step["model"],
-            kernels=(CONVOLUTIONS,) if is_resnet else (), precision=step["format"],
-            setting=f"{step['format']}, {how}, batch of {step['batch']}",
+            kernels=(CONVOLUTIONS,) if is_resnet else (), precision=precision,
+            setting=f"{in_words}, {how}, batch of {step['batch']}",
             measured=step["ms"] / 1e3, predicted=step["predicted ms"] / 1e3,
-            left_open="" if is_resnet else "what its optimizer waited for the host",
+            left_open="" if is_resnet or is_o2 else "what its optimizer waited for the host",
             source=step["source"],
         ))  # fmt: skip
     return found

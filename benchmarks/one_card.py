@@ -5,6 +5,9 @@ fitted to these rows.
 
 - BERT base and large on SQuAD, 384 tokens, in TF32: transformers' own model with plain attention,
   as that code had it, PyTorch's AdamW without foreach, clipped gradients.
+- The same in apex's O2: weights and gradients in fp16, fp32 copies of the weights in the optimizer,
+  which clips, updates and copies all tensors at once (`HalfWithCopies`). Its loss is scaled, which
+  is left out here: one product, and one value that is read in an update.
 - ResNet-50 on made-up images, SGD, in TF32 and in fp16 with autocast, without `channels_last`.
 
 The optimizer of the BERT code clips and updates one tensor after the other and asks for the norm of
@@ -16,6 +19,7 @@ The packages are those of `gpu_peaks.py`.
 import csv
 import functools
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +36,7 @@ from memlab.prediction.predict import predict_in_process
 
 DATA = Path(__file__).resolve().parent / "data" / "one_card_ms.csv"
 TOKENS, WORDS = 384, 30522
+O2 = "fp16-o2"
 SIZES: dict[str, dict[str, int]] = {
     "bert-base": {},
     "bert-large": {
@@ -43,10 +48,41 @@ TENSORS = {"bert-base": 199, "bert-large": 391}  # that are trained
 RESNET = "resnet-50"
 
 
-def _bert(model: str) -> nn.Module:
+class HalfWithCopies(torch.optim.AdamW):
+    """AdamW on fp32 copies of fp16 weights, with clipped gradients, as apex's O2 runs it."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        self.weights = list(parameters)
+        self.copies: list[torch.Tensor] = []
+        super().__init__(self.weights, fused=True)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Clip and update the copies, and round them into the weights."""
+        if not self.copies:
+            self.copies = [weight.detach().float() for weight in self.weights]
+        pairs = zip(self.weights, self.copies, strict=True)
+        used = [(weight, copy) for weight, copy in pairs if weight.grad is not None]
+        weights, copies = map(list, zip(*used, strict=True))
+        gradients = [torch.empty_like(copy) for copy in copies]
+        torch._foreach_copy_(gradients, [weight.grad for weight in weights])
+        for copy, gradient in zip(copies, gradients, strict=True):
+            copy.grad = gradient
+        nn.utils.clip_grad_norm_(copies, 1.0, foreach=True)
+        (group,) = self.param_groups
+        group["params"] = copies
+        super().step()
+        group["params"] = self.weights
+        torch._foreach_copy_(weights, copies)
+        for copy in copies:
+            copy.grad = None
+
+
+def _bert(model: str, number_format: str) -> nn.Module:
     from transformers import BertConfig, BertForQuestionAnswering
 
-    return BertForQuestionAnswering(BertConfig(**SIZES[model], attn_implementation="eager"))
+    made = BertForQuestionAnswering(BertConfig(**SIZES[model], attn_implementation="eager"))
+    return made.half() if number_format == O2 else made
 
 
 def _texts(n: int) -> dict[str, torch.Tensor]:
@@ -59,7 +95,7 @@ def _images(n: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(n, 3, 224, 224), torch.randint(1000, (n,))
 
 
-def workload(model: str) -> memlab.Workload:
+def workload(model: str, number_format: str) -> memlab.Workload:
     """Return the fine-tuning of a BERT that finds a span of the text, or a ResNet-50."""
     if model == RESNET:
         from torchvision import models  # of the packages
@@ -69,7 +105,8 @@ def workload(model: str) -> memlab.Workload:
             compute_loss=lambda made, given: nn.functional.cross_entropy(made(given[0]), given[1]),
         )  # fmt: skip
     return memlab.Workload(
-        name=model, build_model=functools.partial(_bert, model), make_batch=_texts,
+        name=model, build_model=functools.partial(_bert, model, number_format),
+        make_batch=_texts,
         compute_loss=lambda made, given: made(**given).loss,
     )  # fmt: skip
 
@@ -77,13 +114,20 @@ def workload(model: str) -> memlab.Workload:
 @functools.cache
 def predicted(card: str, model: str, number_format: str, batch: int) -> StepResult:
     """Return the predicted step."""
-    how: dict[str, Any] = {"optimizer": "sgd"}
-    if model != RESNET:
-        how = {"optimizer": "adamw", "optimizer_implementation": "single-tensor",
+    how: dict[str, Any] = {"optimizer": "sgd", "precision": number_format}
+    if number_format == O2:
+        how = {"optimizer": HalfWithCopies}
+    elif model != RESNET:
+        how |= {"optimizer": "adamw", "optimizer_implementation": "single-tensor",
                "max_grad_norm": 1.0}  # fmt: skip
-    config = StepConfig(batch_size=batch, precision=number_format, **how)
+    config = StepConfig(batch_size=batch, **how)
     found = predict_in_process(  # a worker would not have the operators of the packages
-        workload(model), config, resolve(card), seed=0, memory_limit=None, report=lambda _: None
+        workload(model, number_format),
+        config,
+        resolve(card),
+        seed=0,
+        memory_limit=None,
+        report=lambda _: None,
     )
     return memlab.require_ok(found.result)
 
@@ -150,10 +194,11 @@ def main() -> None:
     report.show("steps on one card", [
         {name: value for name, value in each.items() if name != "source"} for each in found
     ])  # fmt: skip
-    berts = [each for each in found if each["model"] != RESNET]
+    berts = [each for each in found if each["model"] != RESNET and each["format"] != O2]
     waited = with_host(berts)
     tables = {
         "BERT": berts, "BERT, with what its optimizer waits, by the other cards": waited,
+        "BERT in fp16 with fp32 copies (O2)": [each for each in found if each["format"] == O2],
         **{f"{RESNET} in {number_format}": [
             each for each in found if (each["model"], each["format"]) == (RESNET, number_format)
         ] for number_format in ("tf32", "fp16-mixed")},

@@ -2,13 +2,14 @@
 
 A prediction, a plan and the list of a step's operators all begin with `from_traced_step`. Each
 gives it a function of a `TracedStep`. If a person's model raises an error, they get a `Failure`.
-Left out: compiled steps on a card and fp8, which are refused.
+Left out, and refused: on a card compiled steps of several ranks or of other modes; fp8.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -17,11 +18,12 @@ from typing import TypeVar
 
 import torch
 
+from memlab._util.torch_private.compiler import DYNAMO, backend_error
 from memlab._util.torch_private.tensors import (
     DataDependentOutputException,
     DynamicOutputShapeException,
 )
-from memlab.config import Precision, StepConfig
+from memlab.config import CompileMode, Precision, Sharding, StepConfig
 from memlab.cost_model.targets import Kernels, costs_found_here, kernels_of
 from memlab.devices.cards import Target
 from memlab.devices.generators import preserved_random_state
@@ -39,10 +41,9 @@ from memlab.tracing.trace_step import trace_step
 from memlab.tracing.tracker import CompilingTracker, Tracker
 from memlab.workload import Workload
 
-COMPILED_IS_UNKNOWN = (
-    "predict knows a compiled step on a CPU alone, without its operators and plans: on a card the "
-    "kernels that torch.compile generates decide what is held; use memlab.measure, or "
-    "compile=False and budget_engine='eager'"
+COMPILED_AS_A_WHOLE = (
+    "a compiled step is predicted as a whole, without its operators and plans; use "
+    "memlab.measure, or compile=False and budget_engine='eager'"
 )
 
 Made = TypeVar("Made")
@@ -135,7 +136,7 @@ def from_traced_step(
         seed: set before the model, the batch and each step.
         plan: of the config's memory budget.
         every_rank: whether ranks that hold less than the one that holds most are recorded too.
-        compiles: whether a compiled step is recorded, on a CPU; else it is refused.
+        compiles: whether a compiled step is recorded; else it is refused.
         report: called with the progress. It may raise an error to stop the recording.
         purpose: the end of the progress text, such as "on fake tensors".
     """
@@ -169,7 +170,7 @@ def from_recording(
         make: called with what it returns. An error that it raises becomes a `Failure` too.
         config: how the step trains.
         target: a CPU, or a CUDA card that need not be there.
-        compiles: whether `record` compiles a compiled step, on a CPU; else it is refused.
+        compiles: whether `record` compiles a compiled step; else it is refused.
         report: called with the progress. It may raise an error to stop the recording.
         text: of the progress.
         place: what raises the errors; "" is the step of a workload, by its phase.
@@ -206,12 +207,30 @@ def _check(config: StepConfig, target: Target, *, compiles: bool) -> None:
     """Raise UnsupportedError if the step cannot be recorded or the card cannot run it."""
     # the check of an optimizer may import its library, which must not happen during a recording
     every.check(config, torch.device(target.kind), target.card)
-    if is_compiled(config) and not (compiles and target.kind == "cpu"):
-        raise UnsupportedError(COMPILED_IS_UNKNOWN)
+    if is_compiled(config) and not compiles:
+        raise UnsupportedError(COMPILED_AS_A_WHOLE)
+    if is_compiled(config) and target.kind != "cpu":
+        _check_compiled_for_a_card(config)
     if config.precision is Precision.FP8_MIXED:
         raise UnsupportedError(
             "precision='fp8-mixed' cannot be predicted: what torchao's fp8 layers hold is not "
             "known before they run; use memlab.measure on such a card, or precision='bf16-mixed'"
+        )
+
+
+def _check_compiled_for_a_card(config: StepConfig) -> None:
+    """Raise UnsupportedError if what Inductor would plan for a card is not known without it."""
+    if config.compile_mode is not CompileMode.DEFAULT:
+        raise UnsupportedError(
+            f"compile_mode={str(config.compile_mode)!r} cannot be predicted: it times kernels on "
+            "the card, or keeps CUDA graphs with memory of their own; use memlab.measure on the "
+            "card, or compile_mode='default'"
+        )
+    if config.sharding is not Sharding.NONE:
+        raise UnsupportedError(
+            f"a compiled step with sharding={str(config.sharding)!r} cannot be predicted for "
+            "cards: where the hooks of the ranks divide the graph is not known without them; use "
+            "memlab.measure on the cards, or compile=False"
         )
 
 
@@ -239,6 +258,16 @@ def _failure(error: BaseException, tracker: Tracker | None, named: str) -> Failu
 def _in_other_words(error: BaseException, place: object) -> BaseException:
     """Return an error with a clear message instead of one that only a fake tensor can raise."""
     text = str(error).splitlines()[0] if str(error) else ""
+    if DYNAMO in sys.modules and isinstance(error, backend_error()):
+        inner = error.inner_exception
+        return (
+            inner
+            if isinstance(inner, UnsupportedError)
+            else UnsupportedError(
+                f"{place}: what torch.compile plans cannot be found here ({text}); use "
+                "memlab.measure, or compile=False"
+            )
+        )
     is_numpy = "not supported for tensor subclasses" in text
     if is_numpy or isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
         return UnsupportedError(

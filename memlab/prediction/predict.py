@@ -3,7 +3,7 @@
 Operators are recorded, not run. On a CPU each distinct operator is then run once alone on real
 memory, to learn what its kernel allocates and how long it takes; the model never is. For a CUDA
 card the kernels' own memory follows rules read in PyTorch's source, reserved memory a replay of the
-caching allocator, and time the card's datasheet. Left out: compiled steps.
+caching allocator, and time the card's datasheet. Left out: the time of compiled steps.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from memlab.prediction.evidence import CONVOLUTIONS, QUANTIZED, SHARDED, width_o
 from memlab.prediction.memory_widths import (
     Compiled,
     compiled_part,
+    planned_part,
     weights,
     width_of_needed,
 )
@@ -336,12 +337,16 @@ def _predicted(
 ) -> tuple[dict[str, Any], BatchSizeModel]:
     """Return what a recorded step costs, as facts of a result, and its size model."""
     config, target, recording = step.config, step.target, step.program.recording
+    timed = not is_compiled(config)
 
     def attempt(remeasure_before: float | None) -> Attempt:
-        kernels = step.kernels(remeasure_before=remeasure_before)
+        kernels = step.kernels(remeasure_before=remeasure_before, timed=timed)
         held = _taken(step.program, kernels, config, target)
         size_model = _size_model(step.program, kernels, held)
-        compiled = compiled_part(step.program, config, size_model.own, kernels.seconds)
+        if is_compiled(config) and target.kind != "cpu":
+            compiled = planned_part()
+        else:
+            compiled = compiled_part(step.program, config, size_model.own, kernels.seconds)
         return Attempt(
             kernels=kernels,
             size_model=size_model,

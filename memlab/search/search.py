@@ -16,8 +16,8 @@ once, with the smallest micro-batches, until something fits. Then an estimate th
 the best so far and most likely fits is predicted before anything else. A search that takes too long
 returns what it has found.
 
-Only an exact prediction decides whether a setting fits. Left out: compiled steps, which cannot be
-predicted, and channels last.
+Only an exact prediction decides whether a setting fits. Left out: compiled steps, whose time is not
+known, and channels last.
 """
 
 import heapq

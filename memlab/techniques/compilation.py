@@ -415,7 +415,7 @@ def _is_planned(config: StepConfig) -> bool:
 
 def backend(device: torch.device) -> str:
     """Return the name of the torch.compile backend that memlab uses on this device."""
-    return "inductor" if device.type == "cuda" else "aot_eager_decomp_partition"
+    return "aot_eager_decomp_partition" if device.type == "cpu" else "inductor"
 
 
 def refusals(setup: Setup) -> Iterator[Refusal]:
@@ -461,7 +461,7 @@ def notes(setup: Setup) -> list[str]:
         return []
 
     said = []
-    if device.type != "cuda":
+    if device.type == "cpu":
         said = [
             f"torch.compile ran with backend {backend(device)}, which generates no code on a CPU."
         ]

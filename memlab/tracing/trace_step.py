@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from memlab._util.torch_private.compiler import compiled_inside_of_modes
+from memlab._util.torch_private.inductor import planned_by_inductor
 from memlab._util.torch_private.tensors import FakeTensorMode, subclasses_left_out, without_modes
 from memlab._util.units import format_bytes
 from memlab.config import Sharding, StepConfig
@@ -372,8 +373,10 @@ def _recorded(
 @contextlib.contextmanager
 def _compiled(model: torch.nn.Module) -> Iterator[None]:
     """Compile the model where it is called, and forget what was compiled of fake tensors."""
+    device = next(model.parameters()).device
+    on_card = contextlib.nullcontext() if device.type == "cpu" else planned_by_inductor(device)
     try:
-        with compiled_inside_of_modes(backend(next(model.parameters()).device)):
+        with on_card, compiled_inside_of_modes(backend(device)):
             yield
     finally:
         forget()

@@ -53,6 +53,60 @@ def _() -> None:
 
 
 @case(
+    "torch._inductor.config",
+    "torch._inductor.graph",
+    "torch._inductor.output_code",
+    to="let Inductor plan the buffers of a step, and compile nothing",
+)
+def _() -> None:
+    settings = at("torch._inductor.config")
+    for name in (
+        "fx_graph_cache", "fx_graph_remote_cache", "compile_threads", "shape_padding",
+        "joint_graph_constant_folding",
+    ):  # fmt: skip
+        assert hasattr(settings, name)
+    graph = at("torch._inductor.graph").GraphLowering
+    assert arguments_of(graph.compile_to_module) == arguments_of(graph.codegen) == ["self"]
+    output = at("torch._inductor.output_code")
+    assert arguments_of(output.CompiledFxGraph.post_compile)[:2] == ["self", "example_inputs"]
+    assert len(arguments_of(output.set_tracing_context_output_strides)) == 2
+
+
+@case(
+    "torch._dynamo.device_interface",
+    "torch._inductor.codegen.common",
+    "torch._inductor.codegen.triton",
+    "torch._inductor.fx_passes.joint_graph",
+    "torch._inductor.fx_passes.post_grad",
+    "torch._inductor.fx_passes.pre_grad",
+    "torch._inductor.runtime.hints",
+    "torch._inductor.scheduler",
+    "torch._inductor.utils",
+    "torch.utils._triton",
+    to="have Inductor decide as for a card that is not there",
+)
+def _() -> None:
+    for name in ("joint_graph", "post_grad", "pre_grad"):
+        assert callable(at(f"torch._inductor.fx_passes.{name}").lazy_init)
+    common = at("torch._inductor.codegen.common")
+    assert arguments_of(common.register_backend_for_device)[:3] == [
+        "device", "device_scheduling", "device_wrapper_codegen",
+    ]  # fmt: skip
+    assert len(arguments_of(common.register_device_op_overrides)) == 2
+    assert isinstance(common.device_codegens, dict)
+    assert isinstance(common.device_op_overrides_dict, dict)
+    assert isinstance(at("torch._inductor.codegen.triton").TritonScheduling, type)
+    assert "cuda" in at("torch._inductor.utils").GPU_TYPES
+    assert callable(at("torch._inductor.utils").is_big_gpu.cache_clear)
+    assert callable(at("torch._inductor.runtime.hints").DeviceProperties.create.cache_clear)
+    assert callable(at("torch._inductor.scheduler").has_triton)
+    assert callable(at("torch.utils._triton").triton_hash_with_backend)
+    interfaces = at("torch._dynamo.device_interface")
+    assert isinstance(interfaces.device_interfaces, dict)
+    assert isinstance(interfaces.CudaInterface.Worker, type)
+
+
+@case(
     "torch._C._dispatch_tls_local_include_set",
     "torch._C._dispatch_tls_local_exclude_set",
     to="see that a job leaves a mode behind",

@@ -1,6 +1,11 @@
-"""A compiled step on a CPU: predicted from the graphs that torch.compile makes of fake tensors."""
+"""A compiled step: predicted from what torch.compile makes of fake tensors.
+
+On a CPU these are its graphs, for a card the function that Inductor writes, without its kernels.
+"""
 
 import dataclasses
+import importlib
+import shutil
 
 import pytest
 import torch
@@ -8,6 +13,12 @@ from torch import nn
 
 import memlab
 from memlab import Outcome, StepConfig, Workload
+from memlab._util.torch_private.inductor import planned_by_inductor
+from memlab.devices.cards import resolve
+from memlab.prediction.predict import predict_in_process
+from memlab.runtime.measure import measure_in_process
+from memlab.techniques import compilation
+from memlab.tracing import trace_step
 from tests.models import blocks
 
 ZOO = {
@@ -99,12 +110,93 @@ def test_what_a_loss_compiles_itself_is_refused_beside_a_compiled_step():
     assert memlab.predict(workload, StepConfig(batch_size=64), "cpu").outcome == Outcome.OK
 
 
+class Sines(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.weight).sin().sin().sin()
+
+
+NUMBERS = 1 << 20
+SCALARS = 1 << 10
+
+
+def sines() -> Workload:
+    return Workload(
+        name="sines",
+        build_model=lambda: Sines(NUMBERS),
+        make_batch=lambda n: torch.randn(n, NUMBERS),
+        compute_loss=lambda model, batch: model(batch).square().mean(),
+    )
+
+
+def test_on_a_card_fused_kernels_hold_what_inductor_plans():
+    config = StepConfig(batch_size=2, optimizer="sgd")
+    eager = memlab.predict(sines(), config, "a100-80")
+    compiled = memlab.predict(sines(), dataclasses.replace(config, compile=True), "a100-80")
+    one = 2 * NUMBERS * 4  # bytes that each operator makes of a batch of two
+    # Both hold the weight, the batch, and at the peak the output and four tensors of the loss in
+    # backward. Eager, the model keeps its product and two of its sines; compiled, one kernel makes
+    # the output, and backward computes what it needs again.
+    assert compiled.peak_allocated_bytes == pytest.approx(one // 2 + 6 * one, abs=SCALARS)
+    assert eager.peak_allocated_bytes - compiled.peak_allocated_bytes == 3 * one
+    assert compiled.step_seconds is None
+    assert any("no compiled step on a card was compared" in note for note in compiled.notes)
+    wider = compiled.uncertainty["peak_allocated_bytes"] - eager.uncertainty["peak_allocated_bytes"]
+    assert wider == pytest.approx(0.0123)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles C++")
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [net, blocks])
+def test_the_plan_is_that_of_the_code_which_inductor_compiles(make, monkeypatch):
+    for module in (compilation, trace_step):
+        monkeypatch.setattr(module, "backend", lambda device: "inductor")
+    config, here = StepConfig(batch_size=64, compile=True), torch.device("cpu")
+    alone = {"seed": 0, "memory_limit": None, "report": lambda _: None}
+    measured = measure_in_process(make(), config, here, repeats=1, warmup=0, **alone)
+    with planned_by_inductor(here):
+        predicted = predict_in_process(make(), config, resolve("cpu"), **alone).result
+    assert (predicted.outcome, measured.outcome) == (Outcome.OK, Outcome.OK), predicted.message
+    assert predicted.peak_allocated_bytes == pytest.approx(
+        measured.peak_allocated_bytes, rel=WITHIN
+    )
+
+
+def test_what_inductor_is_told_of_a_card_is_forgotten():
+    utils = importlib.import_module("torch._inductor.utils")
+    common = importlib.import_module("torch._inductor.codegen.common")
+    common.init_backend_registration()
+    common.get_device_op_overrides("cpu")  # reads all of them
+    before = list(utils.GPU_TYPES), set(common.device_op_overrides_dict)
+    config, alone = StepConfig(batch_size=2, compile=True), {"seed": 0, "memory_limit": None}
+    result = predict_in_process(net(), config, resolve("t4"), report=lambda _: None, **alone).result
+    assert result.outcome == Outcome.OK, result.message
+    assert (list(utils.GPU_TYPES), set(common.device_op_overrides_dict)) == before
+
+
 @pytest.mark.parametrize(
-    "config", [StepConfig(compile=True), StepConfig(memory_budget=0.5, budget_engine="compile")]
+    ("fields", "card", "why"),
+    [
+        ({"compile_mode": "reduce-overhead"}, "t4", "CUDA graphs with memory of their own"),
+        ({"sharding": "ddp", "world_size": 2}, "2x-rtx-4090", "hooks of the ranks"),
+    ],
 )
-def test_on_a_card_a_compiled_step_is_refused_in_a_sentence(config):
-    result = memlab.predict(net(), config, "t4")
+def test_what_a_card_compiles_otherwise_is_refused_in_a_sentence(fields, card, why):
+    result = memlab.predict(net(), StepConfig(batch_size=2, compile=True, **fields), card)
     assert result.outcome == Outcome.UNSUPPORTED
     assert result.peak_allocated_bytes is None
-    assert "the kernels that torch.compile generates decide" in result.message
+    assert why in result.message
     assert "memlab.measure" in result.message
+
+
+def test_a_budget_that_torch_plans_is_predicted_for_a_card():
+    def peak(**fields) -> int:
+        config = StepConfig(batch_size=1 << 13, compile=True, **fields)
+        result = memlab.predict(blocks(depth=12), config, "t4")
+        assert result.outcome == Outcome.OK, result.message
+        return result.peak_allocated_bytes
+
+    assert peak(memory_budget=0.9, budget_engine="compile") < 0.9 * peak()

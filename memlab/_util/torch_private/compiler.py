@@ -82,6 +82,11 @@ def compile_error() -> type[Exception]:
     return error
 
 
+def backend_error() -> Any:
+    """Return the class of errors that a backend raises while it compiles: `inner_exception`."""
+    return importlib.import_module(f"{DYNAMO}.exc").BackendCompilerFailed
+
+
 def forget_compiled() -> None:
     """Drop all compiled code of this process."""
     importlib.import_module(DYNAMO).reset()
