@@ -34,6 +34,9 @@ def main() -> None:
     use_packages(BUILD / "public")
     before, begin = report.environment(), time.perf_counter()
     every = rows.every(tuple(given.tables))[:: given.every]
+    for why in filter(None, map(rows.contradiction, every)):
+        print(f"left out: {why}")
+    every = [row for row in every if not rows.contradiction(row)]
     print(f"{len(every)} rows of {len({row.setting['table'] for row in every})} tables", flush=True)
     asked = asking.tools(given.tools)
     answers = ask(asked, every, given.environments.resolve())

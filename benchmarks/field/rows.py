@@ -30,6 +30,13 @@ from memlab.devices import cards
 MODELS = Path(__file__).parent / "models.json"
 LENGTH_OF_PEFT = 704  # `peft_table.length_of("reserved_max_bytes")`: memlab found it by one row
 ALLOCATED, RESERVED, DEVICE = "allocated", "reserved", "device"
+ALLOWED = {
+    "reads": (ALLOCATED, RESERVED, DEVICE, "seconds"),
+    "precision": ("fp32", "bf16", "bf16-mixed", "fp16", None),
+    "optimizer": ("Adagrad", "Adam", "AdamW", "RMSprop", "SGD", "Adafactor", None),
+    "base": ("fp32", "bf16", "nf4", "nf4-dq", None),
+    "attention": ("sdpa", "sdpa with a mask", "eager"),
+}
 LITGPT_NAMES = {
     "phi-1.5": "microsoft/phi-1_5",
     "StableLM Alpha": "stabilityai/stablelm-base-alpha-3b",
@@ -98,6 +105,27 @@ class Row:
 def every(tables: tuple[str, ...] = ()) -> list[Row]:
     """Return the rows of these tables, or of all."""
     return [row for name in tables or TABLES for row in TABLES[name]()]
+
+
+def contradiction(row: Row) -> str:
+    """Return what in a row cannot be true at once, as a sentence; "" if all of it can."""
+    told, place = row.setting, f"row {row.setting['number']} of {row.setting['table']}"
+    for name, allowed in ALLOWED.items():
+        if told[name] not in allowed:
+            names = ", ".join(map(str, allowed))
+            return f"{place}: {name}={told[name]!r}; allowed is one of {names}"
+    if told["batch"] is not None and told["batch"] < 1:
+        return f"{place}: batch={told['batch']}, and a step has one sample at least"
+    if told["sequence"] and told["image"]:
+        return f"{place}: sequence={told['sequence']} and image={told['image']}; give one of them"
+    if told["method"]["kind"] == "full" and str(told["base"]).startswith("nf4"):
+        return f"{place}: base={told['base']!r}, which is frozen, is trained in full"
+    ranks = told.get("tensor", 1) * told.get("data", told["cards"])
+    if ranks != told["cards"]:
+        return f"{place}: cards={told['cards']}, and {ranks} ranks are told"
+    if (row.truth.bytes or 0) > told["card"]["bytes"]:
+        return f"{place}: a peak of {row.truth.bytes} bytes on {told['card']['title']}"
+    return ""
 
 
 def described(name: str) -> dict[str, Any]:

@@ -71,6 +71,7 @@ def test_every_file_of_a_tool_says_what_the_table_needs():
 def test_no_tool_is_told_what_was_measured(table):
     found = rows.every((table,))
     assert len(found) == NUM_ROWS[table]
+    assert not any(map(rows.contradiction, found))
     for each in found:
         text = json.dumps(each.setting)
         assert {"GPU RAM", "peak_allocated_mib", "iteration time"}.isdisjoint(
@@ -123,3 +124,23 @@ def test_a_group_has_the_rows_of_its_kind():
     assert found["convnets"] == (1,)
     assert found["single kernels"] == (2,)
     assert found["time of an update"] == (3,)
+
+
+@pytest.mark.parametrize(
+    ("told", "truth", "why"),
+    [
+        ({"optimizer": "Nonsense"}, {}, "optimizer='Nonsense'; allowed is one of Adagrad, Adam"),
+        ({"batch": 0}, {}, "batch=0"),
+        ({"image": 86}, {}, "sequence=384 and image=86"),
+        ({"base": "nf4"}, {}, "base='nf4', which is frozen"),
+        ({"tensor": 2, "data": 2, "cards": 3}, {}, "cards=3, and 4 ranks"),
+        ({}, {"bytes": 100 << 30}, "a peak of 107374182400 bytes on "),
+    ],
+)
+def test_a_row_that_contradicts_itself_is_said_so(told, truth, why):
+    usual = rows._setting("mine", 3, rows._card("rtx-3060"), reads=rows.RESERVED, precision="fp32",
+                          optimizer="AdamW", batch=4, sequence=384)  # fmt: skip
+    plain = Row(setting=usual, truth=Truth(source="s", bytes=1 << 30))
+    assert rows.contradiction(plain) == ""
+    odd = Row(setting=usual | told, truth=Truth(source="s", **truth))
+    assert rows.contradiction(odd).startswith(f"row 3 of mine: {why}")

@@ -11,6 +11,7 @@ memlab depends on where PyTorch keeps them. Names that PyTorch's users know (`Fa
 - `ranks.py`: a process group without other processes.
 - `python_device.py`: the device for backends written in Python, and what is replaced for it.
 - `compiler.py`: TorchDynamo and the partitioner, imported when they are first asked for.
+- `inductor.py`: the function that Inductor writes for a card, without its kernels.
 - `process.py`: switches and caches that PyTorch keeps for a whole process.
 
 To support a new PyTorch, run `pytest --noconftest tests/pure/test_torch_private.py` with it: each
