@@ -34,6 +34,20 @@ QUICK = ("tied", "mlp")
 RUNS = Path(__file__).resolve().parent / "data" / "compiled_runs.csv"
 
 
+def judged(name: str, predicted: memlab.StepResult, measured: memlab.StepResult) -> dict[str, Any]:
+    """Return how far a prediction is from a measurement."""
+    said, real = predicted.peak_allocated_bytes, measured.peak_allocated_bytes
+    is_known = said is not None and real is not None
+    return {
+        "workload": name,
+        "predicted": said,
+        "measured": real,
+        "off bytes": said - real if is_known else None,
+        "off %": 100 * (said / real - 1) if is_known else None,
+        "why": "" if predicted.outcome is memlab.Outcome.OK else predicted.message,
+    }
+
+
 def line(name: str) -> dict[str, Any]:
     """Return the line of a workload."""
     workload = models.WORKLOADS[name]()
@@ -41,17 +55,10 @@ def line(name: str) -> dict[str, Any]:
     predicted = memlab.predict(workload, config, "cpu", progress=False)
     measured = memlab.measure(workload, config, "cpu", repeats=1, progress=False)
     plain = memlab.predict(workload, StepConfig(batch_size=BATCH), "cpu", progress=False)
-    said, real = predicted.peak_allocated_bytes, measured.peak_allocated_bytes
     return {
-        "workload": name,
-        "predicted": said,
-        "measured": real,
-        "off bytes": None if said is None or real is None else said - real,
-        "off %": None if said is None or real is None else 100 * (said / real - 1),
+        **judged(name, predicted, measured),
         "plain step": plain.peak_allocated_bytes,
-        "predicted is": str(predicted.outcome),
         "measured is": str(measured.outcome),
-        "why": "" if predicted.outcome is memlab.Outcome.OK else predicted.message,
     }
 
 
@@ -63,15 +70,7 @@ def line_of_inductor(name: str) -> dict[str, Any]:
     measured = measure_in_process(workload, config, here, repeats=1, warmup=0, **alone)
     with planned_by_inductor(here):
         predicted = predict_in_process(workload, config, resolve("cpu"), **alone).result
-    said, real = predicted.peak_allocated_bytes, measured.peak_allocated_bytes
-    return {
-        "workload": name,
-        "predicted": said,
-        "measured": real,
-        "off bytes": None if said is None or real is None else said - real,
-        "off %": None if said is None or real is None else 100 * (said / real - 1),
-        "why": "" if predicted.outcome is memlab.Outcome.OK else predicted.message,
-    }
+    return judged(name, predicted, measured)
 
 
 def line_of_runs(column: str) -> dict[str, Any]:
@@ -100,10 +99,10 @@ def line_of_runs(column: str) -> dict[str, Any]:
 def show(title: str, lines: list[dict[str, Any]]) -> None:
     """Print a table of peaks, and how many are right."""
     report.show(title, lines)
-    judged = [each for each in lines if each["off %"] is not None]
-    most = max((abs(each["off %"]) for each in judged), default=0.0)
-    equal = sum(each["off bytes"] == 0 for each in judged)
-    print(f"\n{len(judged)} models, equal to the byte: {equal}; at most {most:.3g} % off")
+    known = [each for each in lines if each["off %"] is not None]
+    most = max((abs(each["off %"]) for each in known), default=0.0)
+    equal = sum(each["off bytes"] == 0 for each in known)
+    print(f"\n{len(known)} models, equal to the byte: {equal}; at most {most:.3g} % off")
 
 
 def main() -> None:

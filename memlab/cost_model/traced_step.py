@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import textwrap
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from memlab._util.torch_private.tensors import (
 )
 from memlab.config import CompileMode, Precision, Sharding, StepConfig
 from memlab.cost_model.targets import Kernels, costs_found_here, kernels_of
-from memlab.devices.cards import Target
+from memlab.devices.cards import Card, Target
 from memlab.devices.generators import preserved_random_state
 from memlab.devices.operators import KnownCosts, Signature
 from memlab.errors import UnsupportedError
@@ -33,7 +34,7 @@ from memlab.memory.garbage import older_objects_frozen
 from memlab.result import Outcome
 from memlab.running import Progress, Report, explain
 from memlab.techniques import every
-from memlab.techniques.compilation import is_compiled
+from memlab.techniques.compilation import asked_by, is_compiled
 from memlab.techniques.technique import Plan
 from memlab.tracing import fake_cuda, transformers_attention
 from memlab.tracing.program import Program
@@ -41,6 +42,8 @@ from memlab.tracing.trace_step import trace_step
 from memlab.tracing.tracker import CompilingTracker, Tracker
 from memlab.workload import Workload
 
+MOST_SAID = 160  # characters of PyTorch's own message
+VOLTA = (7, 0)  # the oldest cards for which Triton compiles
 COMPILED_AS_A_WHOLE = (
     "a compiled step is predicted as a whole, without its operators and plans; use "
     "memlab.measure, or compile=False and budget_engine='eager'"
@@ -210,7 +213,7 @@ def _check(config: StepConfig, target: Target, *, compiles: bool) -> None:
     if is_compiled(config) and not compiles:
         raise UnsupportedError(COMPILED_AS_A_WHOLE)
     if is_compiled(config) and target.kind != "cpu":
-        _check_compiled_for_a_card(config)
+        _check_compiled_for_a_card(config, target.card)
     if config.precision is Precision.FP8_MIXED:
         raise UnsupportedError(
             "precision='fp8-mixed' cannot be predicted: what torchao's fp8 layers hold is not "
@@ -218,8 +221,13 @@ def _check(config: StepConfig, target: Target, *, compiles: bool) -> None:
         )
 
 
-def _check_compiled_for_a_card(config: StepConfig) -> None:
+def _check_compiled_for_a_card(config: StepConfig, card: Card | None) -> None:
     """Raise UnsupportedError if what Inductor would plan for a card is not known without it."""
+    if card is not None and (card.compute_capability or VOLTA) < VOLTA:
+        raise UnsupportedError(
+            f"{asked_by(config)} on {card.title}: Triton, in which Inductor writes kernels, needs "
+            "compute capability 7.0 or newer; use compile=False and budget_engine='eager'"
+        )
     if config.compile_mode is not CompileMode.DEFAULT:
         raise UnsupportedError(
             f"compile_mode={str(config.compile_mode)!r} cannot be predicted: it times kernels on "
@@ -260,13 +268,12 @@ def _in_other_words(error: BaseException, place: object) -> BaseException:
     text = str(error).splitlines()[0] if str(error) else ""
     if DYNAMO in sys.modules and isinstance(error, backend_error()):
         inner = error.inner_exception
-        return (
-            inner
-            if isinstance(inner, UnsupportedError)
-            else UnsupportedError(
-                f"{place}: what torch.compile plans cannot be found here ({text}); use "
-                "memlab.measure, or compile=False"
-            )
+        if isinstance(inner, UnsupportedError):
+            return inner
+        said = textwrap.shorten(str(inner), MOST_SAID, placeholder=" ...")
+        return UnsupportedError(
+            f"{place}: what torch.compile plans cannot be found here ({said}); use "
+            "memlab.measure, or compile=False"
         )
     is_numpy = "not supported for tensor subclasses" in text
     if is_numpy or isinstance(error, DataDependentOutputException | DynamicOutputShapeException):

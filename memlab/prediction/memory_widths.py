@@ -40,9 +40,12 @@ TEMPORARIES = 3
 # median of their program (53 programs): `python -m benchmarks.compiled`, which says their source.
 OF_ONE_PROGRAM = 0.0123
 PLANNED = (
-    "Inductor's plan of its buffers is that of torch {version}. Products that it would pad where "
-    "that is faster are not padded, and no compiled step on a card was compared with this. The "
-    "uncertainty has in it how far compiled runs of one program were apart on others' cards."
+    "Inductor's plan of its buffers is that of torch {version}, and no compiled step on a card was "
+    "compared with it. The uncertainty has in it how far compiled runs of one program were apart "
+    "on others' cards{padding}."
+)
+PADDING = (
+    ", and {size} that Inductor would take to pad a product of odd sizes if it finds that faster"
 )
 
 
@@ -78,9 +81,14 @@ class Compiled:
     notes: tuple[str, ...] = ()
 
 
-def planned_part() -> Compiled:
-    """Return what is not known of a step that Inductor has planned for a card."""
-    note = PLANNED.format(version=torch.__version__.partition("+")[0])
+def planned_part(padded_bytes: int) -> Compiled:
+    """Return what is not known of a step that Inductor has planned for a card.
+
+    Args:
+        padded_bytes: that padding of a product would take.
+    """
+    padding = PADDING.format(size=format_bytes(padded_bytes)) if padded_bytes else ""
+    note = PLANNED.format(version=torch.__version__.partition("+")[0], padding=padding)
     return Compiled(half_width=OF_ONE_PROGRAM, notes=(note,))
 
 

@@ -344,7 +344,7 @@ def _predicted(
         held = _taken(step.program, kernels, config, target)
         size_model = _size_model(step.program, kernels, held)
         if is_compiled(config) and target.kind != "cpu":
-            compiled = planned_part()
+            compiled = planned_part(recording.padded_bytes)
         else:
             compiled = compiled_part(step.program, config, size_model.own, kernels.seconds)
         return Attempt(
@@ -570,7 +570,7 @@ def _uncertainty(
     compiled: Compiled,
 ) -> dict[str, float]:
     """Return the relative half-widths of the predicted numbers; on a CPU there are no kinds."""
-    unsure = kernels.unsure_bytes / allocated + compiled.half_width
+    unsure = (kernels.unsure_bytes + recording.padded_bytes) / allocated + compiled.half_width
     if recording.assumptions:
         spread = ASSUMED_SPREAD if recording.spread else ASSUMED
         unsure += ASSUMED_BRANCH if recording.branched else spread

@@ -152,6 +152,7 @@ class OpTrace:
         gradients: blocks that were the gradient of a parameter at an update of a script.
         logits: over how many words or classes the last layer decides, as `logits_of` says.
         parameter_formats: of the model's parameters, by torch's names.
+        padded_bytes: that the largest product of odd sizes would take if a compiler pads it.
         attention: calls of `scaled_dot_product_attention` on a card, each with its interval.
         notes: sentences about how the step was built.
         assumptions: sentences that say what was assumed about unknown values.
@@ -180,6 +181,7 @@ class OpTrace:
     gradients: set[int] = field(default_factory=set)
     logits: tuple[int, str] = (0, "")
     parameter_formats: tuple[str, ...] = ()
+    padded_bytes: int = 0
     attention: list[tuple[AttentionCall, int]] = field(default_factory=list)
     notes: tuple[str, ...] = ()
     assumptions: list[str] = field(default_factory=list)

@@ -29,6 +29,7 @@ from memlab.techniques.saving import saved_tensors
 from memlab.techniques.step import Step, build_step
 from memlab.techniques.technique import Plan
 from memlab.trace import Phase
+from memlab.tracing import triton_launches
 from memlab.tracing.assembly import sizes_of
 from memlab.tracing.attention_kernels import AttentionCall, AttentionKernel
 from memlab.tracing.built import as_own_format
@@ -329,7 +330,7 @@ def _recorded(
     on_built: Callable[[Step], None] = lambda step: None,
 ) -> Program:
     """Return the program of a run whose two steps may be over different batches."""
-    called_in = _compiled if tracker.lets_compile else tracker.modules
+    called_in = partial(_compiled, tracker) if tracker.lets_compile else tracker.modules
 
     def run(mode: FakeTensorMode) -> None:
         with as_rank(config, rank, tracker):
@@ -371,13 +372,17 @@ def _recorded(
 
 
 @contextlib.contextmanager
-def _compiled(model: torch.nn.Module) -> Iterator[None]:
+def _compiled(tracker: Tracker, model: torch.nn.Module) -> Iterator[None]:
     """Compile the model where it is called, and forget what was compiled of fake tensors."""
     device = next(model.parameters()).device
-    on_card = contextlib.nullcontext() if device.type == "cpu" else planned_by_inductor(device)
     try:
-        with on_card, compiled_inside_of_modes(backend(device)):
+        with contextlib.ExitStack() as stack:
+            padded: list[int] = []
+            if device.type != "cpu":
+                padded = stack.enter_context(planned_by_inductor(device, triton_launches.tell))
+            stack.enter_context(compiled_inside_of_modes(backend(device)))
             yield
+            tracker.recording.padded_bytes = max(padded, default=0)
     finally:
         forget()
 

@@ -153,6 +153,13 @@ def told(functions: Iterable[Any]) -> None:
             _tell_own(function.__globals__, (function,), _now)
 
 
+def tell(modules: Iterable[ModuleType]) -> None:
+    """Have files of PyTorch that decide by the word "cuda" take this device for it."""
+    if _now is not None:
+        for module in modules:
+            _reword(module, {"is_cuda": f"is_{_now.name}"}, _now)
+
+
 def launched(file: str, kernel: str) -> None:
     """Note a launch that was left out."""
     for note in _noting:
@@ -164,6 +171,11 @@ def _tell(module: ModuleType, now: _LeftOut) -> None:
     words = {"cuda": now.name, "is_cuda": f"is_{now.name}"}
     for word in [word for word in words if word in vars(module)]:
         del words[word]  # a variable of the file
+    _reword(module, words, now)
+
+
+def _reword(module: ModuleType, words: dict[str, str], now: _LeftOut) -> None:
+    """Replace "cuda" and these words in the functions of a file."""
     for function in _functions_of(vars(module)):
         now.restoring.callback(setattr, function, "__code__", function.__code__)
         function.__code__ = _with_words(function.__code__, words, now.name)

@@ -74,15 +74,24 @@ def _() -> None:
 
 @case(
     "torch._dynamo.device_interface",
+    "torch._inductor.choices",
     "torch._inductor.codegen.common",
     "torch._inductor.codegen.triton",
+    "torch._inductor.fx_passes.fuse_attention",
     "torch._inductor.fx_passes.joint_graph",
+    "torch._inductor.fx_passes.misc_patterns",
+    "torch._inductor.fx_passes.pad_mm",
     "torch._inductor.fx_passes.post_grad",
     "torch._inductor.fx_passes.pre_grad",
+    "torch._inductor.kernel.bmm",
+    "torch._inductor.kernel.mm",
+    "torch._inductor.lowering",
     "torch._inductor.runtime.hints",
     "torch._inductor.scheduler",
     "torch._inductor.utils",
+    "torch._inductor.virtualized",
     "torch.utils._triton",
+    "._should_pad",
     to="have Inductor decide as for a card that is not there",
 )
 def _() -> None:
@@ -99,7 +108,16 @@ def _() -> None:
     assert "cuda" in at("torch._inductor.utils").GPU_TYPES
     assert callable(at("torch._inductor.utils").is_big_gpu.cache_clear)
     assert callable(at("torch._inductor.runtime.hints").DeviceProperties.create.cache_clear)
-    assert callable(at("torch._inductor.scheduler").has_triton)
+    for name in ("scheduler", "fx_passes.pad_mm"):
+        assert callable(at(f"torch._inductor.{name}").has_triton)
+    padding = arguments_of(at("torch._inductor.fx_passes.pad_mm")._should_pad)
+    assert padding[:4] == ["match", "mat1", "mat2", "op"]
+    named = arguments_of(at("torch._inductor.graph").GraphLowering.constant_name)
+    assert named == ["self", "name", "device_override"]
+    for name in ("choices", "kernel.bmm", "kernel.mm", "lowering", "fx_passes.misc_patterns"):
+        assert at(f"torch._inductor.{name}")
+    assert callable(at("torch._inductor.fx_passes.fuse_attention")._sfdp_params_check)
+    assert hasattr(at("torch._inductor.virtualized"), "V")
     assert callable(at("torch.utils._triton").triton_hash_with_backend)
     interfaces = at("torch._dynamo.device_interface")
     assert isinstance(interfaces.device_interfaces, dict)

@@ -98,13 +98,14 @@ def test_an_operator_of_the_compilers_own_is_refused_by_name():
     assert "run_and_save_rng_state" in result.message
 
 
-def test_what_a_loss_compiles_itself_is_refused_beside_a_compiled_step():
+@pytest.mark.parametrize(("device", "mode"), [("cpu", None), ("t4", "reduce-overhead")])
+def test_what_a_loss_compiles_itself_is_refused_beside_a_compiled_step(device, mode):
     def loss(model, batch):
-        inner = torch.compile(lambda y: (y * 2).sin().square().mean())
+        inner = torch.compile(lambda y: (y * 2).sin().square().mean(), mode=mode)
         return inner(model(batch))
 
     workload = dataclasses.replace(net(), compute_loss=loss)
-    result = memlab.predict(workload, StepConfig(batch_size=64, compile=True), "cpu")
+    result = memlab.predict(workload, StepConfig(batch_size=64, compile=True), device)
     assert result.outcome == Outcome.UNSUPPORTED
     assert "inductor" in result.message
     assert memlab.predict(workload, StepConfig(batch_size=64), "cpu").outcome == Outcome.OK
@@ -148,6 +149,96 @@ def test_on_a_card_fused_kernels_hold_what_inductor_plans():
     assert wider == pytest.approx(0.0123)
 
 
+class Attention(nn.Module):
+    def __init__(self, width: int = 256) -> None:
+        super().__init__()
+        self.mixed, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, tokens, width = x.shape
+        q, k, v = (
+            each.view(n, tokens, 4, -1).transpose(1, 2) for each in self.mixed(x).chunk(3, -1)
+        )
+        shares = (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1)
+        return self.out((shares @ v).transpose(1, 2).reshape(n, tokens, width))
+
+
+class WithConstant(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * torch.tensor([float(i) for i in range(64)], device=x.device)
+
+
+class Rotary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.register_buffer("turns", torch.polar(torch.ones(32), torch.arange(32.0)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pairs = torch.view_as_complex(self.layer(x).view(*x.shape[:-1], 32, 2))
+        return torch.view_as_real(pairs * self.turns).flatten(-2)
+
+
+def of(build, *shape) -> Workload:
+    return Workload(
+        name="own",
+        build_model=build,
+        make_batch=lambda n: torch.randn(n, *shape),
+        compute_loss=lambda model, batch: model(batch).square().mean(),
+    )
+
+
+def compiled_and_not(workload, card="rtx-3090", **fields):
+    plain = StepConfig(batch_size=8, optimizer="sgd", **fields)
+    both = [
+        memlab.predict(workload, dataclasses.replace(plain, compile=compiles), card)
+        for compiles in (True, False)
+    ]
+    assert all(each.outcome == Outcome.OK for each in both), both[0].message
+    return both
+
+
+def test_attention_in_fp32_is_not_fused_on_a_card_as_it_is_in_half_precision():
+    tokens = 512
+    shares = 8 * 4 * tokens**2  # numbers of the attention matrix
+    workload = of(Attention, tokens, 256)
+    compiled, eager = compiled_and_not(workload)
+    assert compiled.peak_allocated_bytes > 4 * shares, "Inductor keeps it without TF32"
+    assert compiled.peak_allocated_bytes <= eager.peak_allocated_bytes
+    half, eager = compiled_and_not(workload, precision="bf16-mixed")
+    held = 2 * 2 * shares  # of 16 bits, and as many of its gradient
+    assert half.peak_allocated_bytes < eager.peak_allocated_bytes - held, (
+        "a fused kernel holds none"
+    )
+
+
+def test_the_backward_of_a_norm_over_many_rows_does_not_work_in_place():
+    numbers = 8 * 2048 * 1024
+    workload = of(lambda: nn.Sequential(nn.Linear(16, 1024), nn.LayerNorm(1024),
+                                        nn.Linear(1024, 16)), 2048, 16)  # fmt: skip
+    compiled, _ = compiled_and_not(workload)
+    # its input and its gradient, and that of its output
+    assert compiled.peak_allocated_bytes > 3 * 4 * numbers
+
+
+def test_what_padding_would_take_is_in_the_uncertainty():
+    words, rows = 50257, 8 * 64
+    compiled, _ = compiled_and_not(of(lambda: nn.Linear(64, words), 64, 64), precision="bf16-mixed")
+    assert any("to pad a product" in note for note in compiled.notes)
+    padding = 2 * rows * words / compiled.peak_allocated_bytes  # of the result alone
+    assert compiled.uncertainty["peak_allocated_bytes"] > padding
+
+
+@pytest.mark.parametrize("build", [WithConstant, Rotary])
+def test_constants_and_complex_numbers_are_planned(build):
+    compiled, eager = compiled_and_not(of(build, 64))
+    assert compiled.peak_allocated_bytes <= eager.peak_allocated_bytes
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles C++")
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [net, blocks])
@@ -170,11 +261,14 @@ def test_what_inductor_is_told_of_a_card_is_forgotten():
     common = importlib.import_module("torch._inductor.codegen.common")
     common.init_backend_registration()
     common.get_device_op_overrides("cpu")  # reads all of them
+    fused = importlib.import_module("torch._inductor.fx_passes.fuse_attention")
     before = list(utils.GPU_TYPES), set(common.device_op_overrides_dict)
+    code = fused._sfdp_params_check.__code__
     config, alone = StepConfig(batch_size=2, compile=True), {"seed": 0, "memory_limit": None}
     result = predict_in_process(net(), config, resolve("t4"), report=lambda _: None, **alone).result
     assert result.outcome == Outcome.OK, result.message
     assert (list(utils.GPU_TYPES), set(common.device_op_overrides_dict)) == before
+    assert fused._sfdp_params_check.__code__ is code
 
 
 @pytest.mark.parametrize(
@@ -182,6 +276,7 @@ def test_what_inductor_is_told_of_a_card_is_forgotten():
     [
         ({"compile_mode": "reduce-overhead"}, "t4", "CUDA graphs with memory of their own"),
         ({"sharding": "ddp", "world_size": 2}, "2x-rtx-4090", "hooks of the ranks"),
+        ({"compile_mode": "default"}, "gtx-1080-ti", "needs compute capability 7.0"),
     ],
 )
 def test_what_a_card_compiles_otherwise_is_refused_in_a_sentence(fields, card, why):
@@ -189,7 +284,7 @@ def test_what_a_card_compiles_otherwise_is_refused_in_a_sentence(fields, card, w
     assert result.outcome == Outcome.UNSUPPORTED
     assert result.peak_allocated_bytes is None
     assert why in result.message
-    assert "memlab.measure" in result.message
+    assert "; use " in result.message
 
 
 def test_a_budget_that_torch_plans_is_predicted_for_a_card():

@@ -151,11 +151,13 @@ def compiled_inside_of_modes(backend: str) -> Iterator[None]:
         code = frame.f_code
         if code.co_filename.startswith(NEVER_COMPILED):
             return module.ConvertFrameReturn()
-        name = getattr(innermost(self), "compiler_name", "")
-        if name not in (backend, "eager"):
+        made = innermost(self)
+        name, options = getattr(made, "compiler_name", ""), getattr(made, "config", None)
+        if name not in (backend, "eager") or options:
             raise UnsupportedError(
                 f"{code.co_qualname if sys.version_info >= (3, 11) else code.co_name} is compiled "
-                f"by the model or its loss itself, with backend {name!r}, whose code cannot be "
+                f"by the model or its loss itself, with backend {name!r}"
+                f"{' and a mode or options' * bool(options)}, whose code cannot be "
                 "predicted beside a compiled step; use memlab.measure, or compile=False"
             )
         with without_modes(), found_as_itself():

@@ -6,27 +6,32 @@ as it would for a card: what is fused, recomputed, laid out in another way. Its 
 by ones that do nothing, so over fake tensors it allocates and frees what the compiled step does.
 Triton is not needed.
 
-Left out: what Inductor decides by running something on the card (`LEFT_OUT`), and CUDA graphs.
+Left out: what Inductor decides by running something on the card, and CUDA graphs. Products of odd
+sizes would be padded where that is faster; how much the largest of them would take is noted.
 """
 
 import ast
 import contextlib
+import logging
+import math
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 
 from memlab._util.torch_private.tensors import found_as_itself, without_modes
+from memlab.errors import UnsupportedError
 
 Replace = Callable[[Any, str, Any], None]
 
 # no code is kept, and none is compiled beside this process
 ALONE = {"fx_graph_cache": False, "fx_graph_remote_cache": False, "compile_threads": 1}
-# Products of odd sizes are padded where that was faster on the card, and constants of a graph are
-# found by running its operators.
-LEFT_OUT = {"shape_padding": False, "joint_graph_constant_folding": False}
+# the graph of backward is lowered with that of forward, where no mode sees it
+AT_ONCE = "force_non_lazy_backward_lowering"
+LEFT_OUT = {"joint_graph_constant_folding": False}  # it runs operators of the graph
+ALIGNED = 16  # bytes: inputs that begin elsewhere are copied
 PATTERNS = (  # whose rules are read at their first use
     "torch._inductor.fx_passes.joint_graph",
     "torch._inductor.fx_passes.post_grad",
@@ -34,20 +39,41 @@ PATTERNS = (  # whose rules are read at their first use
 )
 
 
+# which decide by the word "cuda"
+DECIDE = (
+    "torch._inductor.choices",
+    "torch._inductor.fx_passes.fuse_attention",
+    "torch._inductor.fx_passes.misc_patterns",
+    "torch._inductor.fx_passes.pad_mm",
+    "torch._inductor.kernel.bmm",
+    "torch._inductor.kernel.mm",
+    "torch._inductor.lowering",
+    "torch._inductor.scheduler",
+)
+
+
 @contextlib.contextmanager
-def planned_by_inductor(device: torch.device) -> Iterator[None]:
+def planned_by_inductor(
+    device: torch.device, tell: Callable[[list[ModuleType]], None] = lambda modules: None
+) -> Iterator[list[int]]:
     """Let what Inductor compiles in this context allocate as planned, and compute nothing.
+
+    Yields the bytes that padding would take, of each product of odd sizes.
 
     Args:
         device: the CPU, or one whose module answers for a card (`get_device_properties`).
+        tell: called with the files of Inductor that must take the device for "cuda".
     """
+    padded: list[int] = []
     with contextlib.ExitStack() as stack:
         with without_modes(), found_as_itself():
-            _plan_alone(device, stack)
-        yield
+            _plan_alone(device, stack, padded)
+            if device.type != "cpu":
+                tell([import_module(name) for name in DECIDE])
+        yield padded
 
 
-def _plan_alone(device: torch.device, stack: contextlib.ExitStack) -> None:
+def _plan_alone(device: torch.device, stack: contextlib.ExitStack, padded: list[int]) -> None:
     """Replace what runs code, until the stack is closed."""
 
     def replace(owner: Any, name: str, value: Any) -> None:
@@ -64,8 +90,16 @@ def _plan_alone(device: torch.device, stack: contextlib.ExitStack) -> None:
     replace(graphs, "compile_to_module", lambda graph: _planned(graph, device))
     replace(output.CompiledFxGraph, "post_compile", ended)
     stack.enter_context(config.patch(ALONE))
+    before_inductor = import_module("torch._functorch.config")
+    if hasattr(before_inductor, AT_ONCE):
+        stack.enter_context(before_inductor.patch({AT_ONCE: True}))
+    log = logging.getLogger("torch._inductor")
+    stack.callback(log.setLevel, log.level)
+    log.setLevel(logging.CRITICAL)  # it misses templates for kernels that are not made here
     if device.type != "cpu":
         stack.enter_context(config.patch(LEFT_OUT))
+        replace(import_module("torch._inductor.fx_passes.pad_mm"), "_should_pad", _noting(padded))
+        replace(graphs, "constant_name", _on_card(graphs.constant_name, device))
         _decide_as_for_a_card(device, stack, replace)
 
 
@@ -93,13 +127,51 @@ def _decide_as_for_a_card(
     answers = _interface(interfaces.CudaInterface, torch.get_device_module(device))
     interfaces.register_interface_for_device(device.type, answers)
     stack.callback(interfaces.device_interfaces.pop, device.type)
-    replace(import_module("torch._inductor.scheduler"), "has_triton", lambda: True)
+    for name in ("torch._inductor.scheduler", "torch._inductor.fx_passes.pad_mm"):
+        replace(import_module(name), "has_triton", lambda: True)
     # it stands in the source of kernels, by which Triton keeps what it compiled
     replace(import_module("torch.utils._triton"), "triton_hash_with_backend", str)
     hints = import_module("torch._inductor.runtime.hints")
     for asked_once in (hints.DeviceProperties.create, utils.is_big_gpu):
         asked_once.cache_clear()
         stack.callback(asked_once.cache_clear)
+
+
+def _on_card(own: Callable[..., str], device: torch.device) -> Callable[..., str]:
+    """Return what names a constant of a graph, on the device as a tensor without values."""
+    virtualized = import_module("torch._inductor.virtualized").V
+
+    def constant_name(graph: Any, name: str, device_override: torch.device | None) -> str:
+        if device_override is None or device_override.type != device.type:
+            return own(graph, name, device_override)
+        moved = f"{name}_{device.type}"
+        if graph.constants[name].device != device_override and moved not in graph.constants:
+            given = graph.constants[name]
+            with virtualized.fake_mode:
+                graph.constants[moved] = torch.empty_strided(
+                    given.shape, given.stride(), dtype=given.dtype, device=device
+                )
+        return moved if moved in graph.constants else name
+
+    return constant_name
+
+
+def _noting(padded: list[int]) -> Callable[..., bool]:
+    """Return what pads no product, and notes the bytes of what would be copied to pad it."""
+
+    def should_pad(_: Any, first: torch.Tensor, second: torch.Tensor, *__: Any, **___: Any) -> bool:
+        (*batch, rows, inner), columns = first.shape, second.shape[-1]
+        alignment = 16 // first.itemsize
+        is_odd = [bool(size % alignment) for size in (rows, inner, columns)]
+        of_result = math.prod(batch) * rows * columns * first.itemsize
+        padded.append(
+            first.nbytes * (is_odd[0] or is_odd[1])
+            + second.nbytes * (is_odd[1] or is_odd[2])
+            + of_result * (is_odd[0] or is_odd[2])
+        )
+        return False
+
+    return should_pad
 
 
 def _words(base: Any) -> Any:
@@ -146,6 +218,18 @@ def _planned(lowered: Any, device: torch.device) -> SimpleNamespace:
     def seen_as(base: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
         return torch.as_strided(base, size, stride, base.storage_offset() + offset)
 
+    def aligned(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone() if tensor.storage_offset() * tensor.itemsize % ALIGNED else tensor
+
+    def check(tensor: torch.Tensor, size: Any, stride: Any, *_: Any) -> None:
+        sizes = zip(tensor.shape, tensor.stride(), size, stride, strict=True)
+        if any(own != told or (step != jump and own > 1) for own, step, told, jump in sizes):
+            raise UnsupportedError(
+                f"torch.compile's plan has a tensor of shape {tuple(size)} and strides "
+                f"{tuple(stride)} where the step has {tuple(tensor.shape)} and {tensor.stride()}; "
+                "use memlab.measure, or compile=False"
+            )
+
     own = {
         **lowered.constants,
         "AsyncCompile": _NoKernels,
@@ -154,8 +238,8 @@ def _planned(lowered: Any, device: torch.device) -> SimpleNamespace:
         "empty_strided": empty,
         "empty_strided_cpu": on_host,
         "reinterpret_tensor": seen_as,
-        "copy_if_misaligned": lambda tensor: tensor,
-        "assert_size_stride": lambda *_: None,
+        "copy_if_misaligned": aligned,
+        "assert_size_stride": check,
         "assert_alignment": lambda *_: None,
     }
     names = {"__name__": "planned"}
