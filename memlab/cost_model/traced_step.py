@@ -24,7 +24,7 @@ from memlab._util.torch_private.tensors import (
     DataDependentOutputException,
     DynamicOutputShapeException,
 )
-from memlab.config import CompileMode, Precision, Sharding, StepConfig
+from memlab.config import Attention, CompileMode, Precision, Sharding, StepConfig
 from memlab.cost_model.targets import Kernels, costs_found_here, kernels_of
 from memlab.devices.cards import Card, Target
 from memlab.devices.generators import preserved_random_state
@@ -227,6 +227,12 @@ def _check_compiled_for_a_card(config: StepConfig, card: Card | None) -> None:
         raise UnsupportedError(
             f"{asked_by(config)} on {card.title}: Triton, in which Inductor writes kernels, needs "
             "compute capability 7.0 or newer; use compile=False and budget_engine='eager'"
+        )
+    if config.attention is Attention.FLEX_ATTENTION:
+        raise UnsupportedError(
+            f"attention='flex_attention' with {asked_by(config)} cannot be predicted: the compiler "
+            "writes the kernel of attention into the graph, which is not known without it; use "
+            "memlab.measure on the card, or compile=False and budget_engine='eager'"
         )
     if config.compile_mode is not CompileMode.DEFAULT:
         raise UnsupportedError(

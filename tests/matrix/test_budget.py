@@ -15,6 +15,7 @@ import memlab
 from benchmarks import models, report
 from memlab import Outcome, StepConfig
 from memlab._util.units import KIB
+from memlab.cost_model.overlap import HOST_SECONDS
 from memlab.errors import UnsupportedError
 from memlab.prediction import budget_frontier as frontier
 from memlab.prediction import planning
@@ -58,6 +59,11 @@ def _held(result):
     return int(timeline.bytes_by_category[np.flatnonzero(of_forward)[-1], column])
 
 
+# where the card waits for its host, a plan counts each recomputed operator, and some of them are
+# issued while a longer kernel runs
+HIDDEN = 5 * HOST_SECONDS
+
+
 @pytest.mark.parametrize(
     ("name", "card"),
     [
@@ -77,7 +83,7 @@ def test_along_a_chain_exact_peaks_never_rise_and_times_never_fall(name, card):
     assert all(b >= 0.9999 * a for a, b in itertools.pairwise(seconds)), seconds
     for at, result in zip(some, results, strict=True):
         expected = seconds[0] + plans[at].recompute_seconds
-        assert result.step_seconds == pytest.approx(expected, rel=0.001)
+        assert result.step_seconds == pytest.approx(expected, rel=0.001, abs=HIDDEN)
         assert result.peak_allocated_bytes == pytest.approx(plans[at].peak_bytes, rel=0.015)
 
 

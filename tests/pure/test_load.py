@@ -168,7 +168,9 @@ def test_a_noisy_share_is_told_and_widens_the_uncertainty():
     assert targets.noise_notes(share)[0].startswith("75% of the time comes from operators")
     assert targets.noise_notes(0.0) == []
     kernels = Kernels(effects=[], seconds=None, noisy_share=share)
-    found = predict._uncertainty(100, kernels, SimpleNamespace(assumptions=()), None, Compiled())
+    found = predict._uncertainty(
+        100, kernels, SimpleNamespace(assumptions=(), padded_bytes=0), None, Compiled()
+    )
     assert found["step_seconds"] == pytest.approx(0.25 + 0.7 * 0.75)
 
 

@@ -37,10 +37,7 @@ PATTERNS = (  # whose rules are read at their first use
     "torch._inductor.fx_passes.post_grad",
     "torch._inductor.fx_passes.pre_grad",
 )
-
-
-# which decide by the word "cuda"
-DECIDE = (
+DECIDE = (  # by the word "cuda"
     "torch._inductor.choices",
     "torch._inductor.fx_passes.fuse_attention",
     "torch._inductor.fx_passes.misc_patterns",
@@ -162,7 +159,7 @@ def _noting(padded: list[int]) -> Callable[..., bool]:
     def should_pad(_: Any, first: torch.Tensor, second: torch.Tensor, *__: Any, **___: Any) -> bool:
         (*batch, rows, inner), columns = first.shape, second.shape[-1]
         alignment = 16 // first.itemsize
-        is_odd = [bool(size % alignment) for size in (rows, inner, columns)]
+        is_odd = [size > 1 and size % alignment > 0 for size in (rows, inner, columns)]
         of_result = math.prod(batch) * rows * columns * first.itemsize
         padded.append(
             first.nbytes * (is_odd[0] or is_odd[1])
