@@ -73,6 +73,7 @@ the same settings, on the diagonal each alone.
   `memlab.verify`. In fp32, what {NUM_UPDATES} updates do to the weights differs by at most
   {UPDATE_TOLERANCE:g} from what those of the plain step do.
 - ◌ was predicted for a card ({CARD}), since a CPU refuses it by itself; no card has run it here.
+- ? is not refused, and has been neither run nor predicted.
 - a letter is a refusal: its sentence is below. `predict`, `measure` and `verify` give it before
   anything runs, and the panel says so beside the control while it is set.
 - an empty field: two values of one field.
@@ -95,6 +96,7 @@ class Kind(StrEnum):
     TRAINS = "✓"
     PREDICTED = "◌"
     REFUSED = "refused"
+    OPEN = "?"
     WRONG = "wrong"
 
 
@@ -237,7 +239,8 @@ def _predicted(fields: Mapping[str, Any]) -> Found:
         return Found(kind=Kind.PREDICTED)
     if found.outcome is not Outcome.UNSUPPORTED:
         return Found(kind=Kind.WRONG, why=found.message)
-    return Found(kind=Kind.REFUSED, why=found.message)
+    is_open = "cannot be predicted" in found.message  # and can be measured
+    return Found(kind=Kind.OPEN if is_open else Kind.REFUSED, why=found.message)
 
 
 def _trained(fields: Mapping[str, Any]) -> Found:
