@@ -145,7 +145,7 @@ def from_traced_step(
     """
 
     def record(device: torch.device, tracker: Tracker) -> TracedStep:
-        tracker.beat = lambda: report(Progress(text=text, fraction=0.1))
+        tracker.beat = lambda doing: report(Progress(text=doing or text, fraction=0.1))
         program = trace_step(workload, config, device, seed, tracker, plan, every_rank=every_rank)
         return TracedStep(
             config=config, target=target, device=device, program=program, report=report

@@ -3,8 +3,8 @@
 It ends when its socket closes, or at the latest when its keeper is killed. A job is a function of
 memlab with its arguments, which may use a person's own modules. The worker asks to be replaced
 
-- if a job has changed anything of this process (`unchanged.py`), so that no job can affect a
-  later one;
+- if a job has changed anything of this process (`unchanged.py`), as a script and a compiled step
+  always do, so that no job can affect a later one;
 - if one of a person's files has changed since it was imported, so that old code is never measured.
 
 It looks for changes after it has sent the result, so only a job that follows at once has to wait.
@@ -55,6 +55,7 @@ from memlab.runtime.wire import (
     beginning,
     bridged,
 )
+from memlab.techniques.compilation import is_compiled
 from memlab.workload import Workload
 
 # A small measurement or prediction that a worker runs before any code of a person's.
@@ -275,10 +276,10 @@ def serve(line: int | list[int], standard_library: StandardLibrary) -> None:
         _send(channel, number, answer)
         function = job.function
         del job, content, answer
-        if function in SCRIPTS:
-            state.found.append("what a script has left")
-        else:
+        if state.is_watching:
             state.look()
+        else:
+            state.found.append("what a script or torch.compile has left")
         if not state.is_changed and not _is_followed(function, channel):
             _give_memory_back(state)
         if state.is_changed:
@@ -340,8 +341,10 @@ def _serve(job: Job, report: Report, state: WorkerState) -> tuple[str, Any]:
             arguments["measured"] = recall(job.step)
         if job.function in WITH_RANKS:
             arguments["job"] = job
-        # a script may import hundreds of modules, and the worker ends with it
-        state.is_watching = job.function not in SCRIPTS
+        # a script or torch.compile imports hundreds of modules, and the worker ends with it
+        config = arguments.get("config")
+        compiles = isinstance(config, StepConfig) and is_compiled(config)
+        state.is_watching = not compiles and job.function not in SCRIPTS
         printed = Printed(sys.stdout)
         with contextlib.redirect_stdout(printed):
             value = FUNCTIONS[job.function](**arguments, report=report)

@@ -24,14 +24,14 @@ from memlab._util.units import format_bytes
 from memlab.config import Sharding, StepConfig
 from memlab.techniques.attention import MATH_KERNEL
 from memlab.techniques.batches import tensors_of
-from memlab.techniques.compilation import backend, forget
+from memlab.techniques.compilation import backend, forget, is_compiled
 from memlab.techniques.saving import saved_tensors
 from memlab.techniques.step import Step, build_step
 from memlab.techniques.technique import Plan
 from memlab.trace import Phase
 from memlab.tracing import triton_launches
 from memlab.tracing.assembly import sizes_of
-from memlab.tracing.attention_kernels import AttentionCall, AttentionKernel
+from memlab.tracing.attention_kernels import AttentionCall, AttentionKernel, noted_by
 from memlab.tracing.built import as_own_format
 from memlab.tracing.fake_workload import over_fakes
 from memlab.tracing.program import MOST_RECORDED, Program, program_of
@@ -186,7 +186,8 @@ def trace_step(
     size, least = sizes[0], sizes[-1]
     other = least if least < size else max(2, size // 2) if size > 2 else {1: 1, 2: 3}[size]
     record = partial(_recorded, workload, device=device, seed=seed, plan=plan)
-    if other == 1 < size:
+    is_planned = is_compiled(config) and device.type != "cpu"
+    if is_planned or other == 1 < size:
         return record(config, tracker=tracker, first=config)
     count = min(len(sizes), MOST_RECORDED)
     this = dataclasses.replace(config, batch_size=size * count, accumulation_steps=count)
@@ -379,8 +380,11 @@ def _compiled(tracker: Tracker, model: torch.nn.Module) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             padded: list[int] = []
             if device.type != "cpu":
-                padded = stack.enter_context(planned_by_inductor(device, triton_launches.tell))
-            stack.enter_context(compiled_inside_of_modes(backend(device)))
+                padded = stack.enter_context(
+                    planned_by_inductor(device, triton_launches.tell, tracker.beat)
+                )
+            planning = partial(noted_by, lambda call: None)  # of what was noted already
+            stack.enter_context(compiled_inside_of_modes(backend(device), tracker.beat, planning))
             yield
             tracker.recording.padded_bytes = max(padded, default=0)
     finally:

@@ -177,7 +177,8 @@ class Tracker(UnguardedMode):
     """Sees every operator of a fake run; phases and modules are marked as for a `Meter`.
 
     Attributes:
-        beat: called now and then while it sees operators; what it raises ends the run.
+        beat: called now and then while it sees operators, or while they are compiled, with what is
+            being done then or ""; what it raises ends the run.
         lets_compile: whether `torch.compile` compiles what it is given; else that runs as written.
     """
 
@@ -186,7 +187,7 @@ class Tracker(UnguardedMode):
     def __init__(self, device_type: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device_type = device_type
-        self.beat: Callable[[], None] = lambda: None
+        self.beat: Callable[[str], None] = lambda doing: None
         self.guesses = Guesses()
         self.draws = Draws()
         self.streams = Streams()
@@ -346,7 +347,7 @@ class Tracker(UnguardedMode):
         recording = self.recording
         number = len(recording.operators)
         if number % OPERATORS_A_BEAT == 0:
-            self.beat()
+            self.beat("")
         interval = len(recording.intervals) - 1
         module, forward = self._origin(number)
         if self.device_type == "cpu":  # where a number's tensor lies

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import memlab
-from memlab import Outcome, StepConfig, Workload
+from memlab import Outcome, StepConfig, Workload, workloads
+from memlab._util.torch_private import inductor
 from memlab._util.torch_private.inductor import planned_by_inductor
 from memlab.devices.cards import resolve
 from memlab.prediction.predict import predict_in_process
@@ -254,6 +255,39 @@ def test_the_plan_is_that_of_the_code_which_inductor_compiles(make, monkeypatch)
     assert predicted.peak_allocated_bytes == pytest.approx(
         measured.peak_allocated_bytes, rel=WITHIN
     )
+
+
+def test_each_size_is_compiled_once_and_told_while_it_is(monkeypatch):
+    graphs, told = [], []
+    plan = inductor._planned
+    monkeypatch.setattr(
+        inductor, "_planned", lambda lowered, *more: graphs.append(1) or plan(lowered, *more)
+    )
+    workload, config = workloads.get("gpt-small"), StepConfig(batch_size=2, compile=True)
+    alone = {"seed": 0, "memory_limit": None, "report": lambda progress: told.append(progress.text)}
+    result = predict_in_process(workload, config, resolve("t4"), **alone).result
+    assert result.outcome == Outcome.OK, result.message
+    assert len(graphs) == 2, "forward and backward, though Transformers asks what a fake tensor is"
+    for doing in ("reads the model", "lowers forward, operator 51 of", "kernels of backward"):
+        assert any(doing in text for text in told)
+    assert any("in 4 calls of each forward" in note for note in result.notes)
+
+
+class Stopped(BaseException):
+    """What a caller raises that no longer waits."""
+
+
+def test_a_compilation_that_nobody_waits_for_ends():
+    def report(progress) -> None:
+        if "lowers backward" in progress.text:
+            raise Stopped
+
+    alone = {"seed": 0, "memory_limit": None}
+    config = StepConfig(batch_size=2, compile=True)
+    with pytest.raises(Stopped):
+        predict_in_process(net(), config, resolve("t4"), report=report, **alone)
+    again = predict_in_process(net(), config, resolve("t4"), report=lambda _: None, **alone).result
+    assert again.outcome == Outcome.OK, again.message
 
 
 def test_what_inductor_is_told_of_a_card_is_forgotten():

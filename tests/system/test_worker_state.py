@@ -134,6 +134,12 @@ def test_a_changed_worker_serves_no_other_run(action):
     assert (after.outcome, after.peak_by_category) == ("ok", here.peak_by_category)
 
 
+def test_a_compiled_step_ends_its_worker_without_a_look_at_what_it_imports():
+    measured = measure(linear(), StepConfig(compile=True), "cpu", repeats=1)
+    assert measured.outcome == "ok", measured.message
+    assert verdict_of(isolation.measuring) == ["what a script or torch.compile has left"]
+
+
 def test_packages_of_another_environment_are_libraries_too(tmp_path):
     package = tmp_path / "env" / "lib" / "python3" / "site-packages" / "package" / "__init__.py"
     assert is_library(str(package))

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from memlab._util.torch_private.tensors import found_as_itself, without_modes
+from memlab._util.torch_private.tensors import FakeTensor, found_as_itself, without_modes
 from memlab.errors import UnsupportedError
 
 # the module that compiling, and the first call of an optimizer, would import
@@ -133,7 +133,11 @@ def compiled_calls_noted(begin: Callable[[str], None], end: Callable[[], None]) 
 
 
 @contextlib.contextmanager
-def compiled_inside_of_modes(backend: str) -> Iterator[None]:
+def compiled_inside_of_modes(
+    backend: str,
+    beat: Callable[[str], None],
+    planning: Callable[[], contextlib.AbstractContextManager[None]],
+) -> Iterator[None]:
     """Let `torch.compile` compile inside of dispatch modes, which it would not, as outside of them.
 
     Only what was compiled runs inside: its operators reach the modes. Each size is compiled apart,
@@ -142,6 +146,8 @@ def compiled_inside_of_modes(backend: str) -> Iterator[None]:
     Args:
         backend: the one that may compile, besides "eager". Others generate code, which cannot run
             over fake tensors.
+        beat: called with a text before a function is compiled; what it raises ends the run.
+        planning: the context in which the backend compiles a graph, which has been traced then.
     """
     module: Any = importlib.import_module(f"{DYNAMO}.convert_frame")
     wrapper = module.CatchErrorsWrapper
@@ -160,10 +166,17 @@ def compiled_inside_of_modes(backend: str) -> Iterator[None]:
                 f"{' and a mode or options' * bool(options)}, whose code cannot be "
                 "predicted beside a compiled step; use memlab.measure, or compile=False"
             )
-        with without_modes(), found_as_itself():
+        beat("torch.compile reads the model")
+        with without_modes(), found_as_itself(), _unguarded(self.hooks, FakeTensor):
             return convert(self, frame, *args)
 
-    wrapper.__call__ = outside
+    def planned(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with planning():
+            return compile_graph(self, *args, **kwargs)
+
+    graphs = importlib.import_module(f"{DYNAMO}.output_graph").OutputGraph
+    compile_graph = graphs.call_user_compiler
+    wrapper.__call__, graphs.call_user_compiler = outside, planned
     innermost = importlib.import_module(f"{DYNAMO}.eval_frame").innermost_backend
     settings: Any = importlib.import_module(f"{DYNAMO}.config")
     most = 2 * settings.recompile_limit
@@ -171,7 +184,23 @@ def compiled_inside_of_modes(backend: str) -> Iterator[None]:
         with settings.patch(automatic_dynamic_shapes=False, recompile_limit=most):
             yield
     finally:
-        wrapper.__call__ = convert
+        wrapper.__call__, graphs.call_user_compiler = convert, compile_graph
+
+
+@contextlib.contextmanager
+def _unguarded(hooks: Any, replaced: type) -> Iterator[None]:
+    """Let what is compiled here run where a class is found as another one."""
+    before = hooks.guard_filter_fn
+
+    def kept(guards: Any) -> list[bool]:
+        own = before(guards) if before else [True] * len(guards)
+        return [keep and each.value is not replaced for keep, each in zip(own, guards, strict=True)]
+
+    hooks.guard_filter_fn = kept
+    try:
+        yield
+    finally:
+        hooks.guard_filter_fn = before
 
 
 def _name_of(function: Any) -> str:

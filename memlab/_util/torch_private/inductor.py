@@ -31,6 +31,7 @@ ALONE = {"fx_graph_cache": False, "fx_graph_remote_cache": False, "compile_threa
 # the graph of backward is lowered with that of forward, where no mode sees it
 AT_ONCE = "force_non_lazy_backward_lowering"
 LEFT_OUT = {"joint_graph_constant_folding": False}  # it runs operators of the graph
+OPERATORS_A_BEAT = 50  # a tenth of a second
 ALIGNED = 16  # bytes: inputs that begin elsewhere are copied
 PATTERNS = (  # whose rules are read at their first use
     "torch._inductor.fx_passes.joint_graph",
@@ -51,7 +52,9 @@ DECIDE = (  # by the word "cuda"
 
 @contextlib.contextmanager
 def planned_by_inductor(
-    device: torch.device, tell: Callable[[list[ModuleType]], None] = lambda modules: None
+    device: torch.device,
+    tell: Callable[[list[ModuleType]], None] = lambda modules: None,
+    beat: Callable[[str], None] = lambda doing: None,
 ) -> Iterator[list[int]]:
     """Let what Inductor compiles in this context allocate as planned, and compute nothing.
 
@@ -60,17 +63,23 @@ def planned_by_inductor(
     Args:
         device: the CPU, or one whose module answers for a card (`get_device_properties`).
         tell: called with the files of Inductor that must take the device for "cuda".
+        beat: called now and then with what is being done; what it raises ends that.
     """
     padded: list[int] = []
     with contextlib.ExitStack() as stack:
         with without_modes(), found_as_itself():
-            _plan_alone(device, stack, padded)
+            _plan_alone(device, stack, padded, beat)
             if device.type != "cpu":
                 tell([import_module(name) for name in DECIDE])
         yield padded
 
 
-def _plan_alone(device: torch.device, stack: contextlib.ExitStack, padded: list[int]) -> None:
+def _plan_alone(
+    device: torch.device,
+    stack: contextlib.ExitStack,
+    padded: list[int],
+    beat: Callable[[str], None],
+) -> None:
     """Replace what runs code, until the stack is closed."""
 
     def replace(owner: Any, name: str, value: Any) -> None:
@@ -84,7 +93,8 @@ def _plan_alone(device: torch.device, stack: contextlib.ExitStack, padded: list[
     def ended(compiled: Any, inputs: Any, *_: Any) -> None:
         output.set_tracing_context_output_strides(inputs, compiled)
 
-    replace(graphs, "compile_to_module", lambda graph: _planned(graph, device))
+    replace(graphs, "compile_to_module", lambda graph: _planned(graph, device, beat))
+    replace(graphs, "run_node", _telling(graphs.run_node, beat))
     replace(output.CompiledFxGraph, "post_compile", ended)
     stack.enter_context(config.patch(ALONE))
     before_inductor = import_module("torch._functorch.config")
@@ -202,8 +212,9 @@ def _interface(base: Any, module: Any) -> Any:
     return type("Interface", (base,), {**answers, "Worker": worker})
 
 
-def _planned(lowered: Any, device: torch.device) -> SimpleNamespace:
+def _planned(lowered: Any, device: torch.device, beat: Callable[[str], None]) -> SimpleNamespace:
     """Return the function that Inductor has written for a graph, without its kernels."""
+    beat(f"torch.compile fuses and orders the kernels of {_pass_of(lowered)}")
     written, _ = lowered.codegen()
 
     def empty(size: Any, stride: Any, dtype: torch.dtype, **_: Any) -> torch.Tensor:
@@ -246,6 +257,24 @@ def _planned(lowered: Any, device: torch.device) -> SimpleNamespace:
             exec(compile(ast.Module([statement], []), "<inductor>", "exec"), names)
         names.update(own)
     return SimpleNamespace(call=names["call"], runner=names.get("runner"))
+
+
+def _telling(own: Callable[..., Any], beat: Callable[[str], None]) -> Callable[..., Any]:
+    """Return what lowers an operator of a graph, and tells of some of them."""
+
+    def run_node(graph: Any, node: Any) -> Any:
+        number = getattr(graph, "lowered_here", 0)
+        graph.lowered_here = number + 1
+        if number % OPERATORS_A_BEAT == 0:
+            of_all = f"operator {number + 1} of {len(graph.module.graph.nodes)}"
+            beat(f"torch.compile lowers {_pass_of(graph)}, {of_all}")
+        return own(graph, node)
+
+    return run_node
+
+
+def _pass_of(graph: Any) -> str:
+    return "backward" if graph.is_backward else "forward"
 
 
 class _NoKernels:
