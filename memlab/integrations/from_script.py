@@ -206,7 +206,7 @@ def _read_others(reading: SourceReading, seen: SeenStep) -> None:
         why = "memlab has no schedules of this kind; memory and time of a step do not depend on it"
         reading.leave(reading.add("lr_scheduler", True), why)
     if seen.is_compiled:
-        why = "the config is the step without it; set compile=True to measure it compiled"
+        why = "the config is the step without it; compile=True predicts or measures it compiled"
         reading.leave(reading.add("torch.compile", True), why)
     if seen.is_recomputed:
         why = "what the model recomputes by itself stays in it, whatever checkpointing says"

@@ -24,7 +24,7 @@ from memlab.devices.cards import Target
 from memlab.errors import UnsupportedError
 from memlab.memory.replay import AllocatorSettings, replay
 from memlab.prediction.evidence import CONVOLUTIONS, width_of
-from memlab.prediction.memory_widths import compiled_part
+from memlab.prediction.memory_widths import Compiled, compiled_part
 from memlab.prediction.predict import (
     ASSUMED,
     ASSUMED_BRANCH,
@@ -432,6 +432,7 @@ def predict_run_in_process(spec: RunSpec, target: Target, *, report: Report) -> 
                 *spec.notes(device),
                 *notes_of_recording(recorded.program.recording, target),
                 *kernels.notes,
+                *found.compiled.notes,
                 *recorded.program.recording.assumptions,
             ),
         )
@@ -460,12 +461,14 @@ class Stages:
         costs: of each.
         width: the uncertainty of their peaks.
         trace: the run, with the sizes that the allocator gives out.
+        compiled: what compiled parts leave unknown.
         replayed: on a card the run at any limit.
     """
 
     costs: tuple[StageCost, ...]
     width: float
     trace: Trace
+    compiled: Compiled
     replayed: ReplayedRun | None = None
 
 
@@ -487,11 +490,12 @@ def stages_of(
     """
     program = recorded.program
     own = recorded.sizes(kernels.effects)
+    compiled = compiled_part(program, config, own, kernels.seconds)
     if target.kind == "cpu":
         trace = recorded.trace(own)
         costs = stage_costs(trace, names, None)
-        width = CPU_MEMORY + _unsure(program, config, own, kernels, costs)
-        return Stages(costs=costs, width=width, trace=trace)
+        width = CPU_MEMORY + compiled.half_width + _unsure(program, kernels, costs)
+        return Stages(costs=costs, width=width, trace=trace, compiled=compiled)
 
     settings = AllocatorSettings(expandable_segments=config.expandable_segments)
     owns = possible_sizes(program, kernels, target.card)
@@ -509,24 +513,18 @@ def stages_of(
     width = width_of("peak_reserved_bytes", kinds).half_width
     return Stages(
         costs=costs,
-        width=width + _unsure(program, config, own, kernels, costs),
+        width=width + compiled.half_width + _unsure(program, kernels, costs),
         trace=given_out,
+        compiled=compiled,
         # the first hypothesis, without any workspace, is what the run needs
         replayed=ReplayedRun(next(iter(traces.values())), names, settings),
     )
 
 
-def _unsure(
-    program: Program,
-    config: StepConfig,
-    own: npt.NDArray[np.int64],
-    kernels: Kernels,
-    stages: tuple[StageCost, ...],
-) -> float:
+def _unsure(program: Program, kernels: Kernels, stages: tuple[StageCost, ...]) -> float:
     """Return what is not known of kernels and of values, as a part of the peak."""
     recording = program.recording
     unsure = kernels.unsure_bytes / max(stage.peak_allocated_bytes for stage in stages)
-    unsure += compiled_part(program, config, own, None).half_width
     if recording.assumptions:
         spread = ASSUMED_SPREAD if recording.spread else ASSUMED
         unsure += ASSUMED_BRANCH if recording.branched else spread

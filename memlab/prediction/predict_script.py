@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from memlab.config import StepConfig
-from memlab.cost_model.targets import OF_ITS_TIME, Kernels, seconds_of_intervals
+from memlab.cost_model.targets import Kernels, seconds_of_intervals
 from memlab.cost_model.traced_step import Failure, TracedStep, from_recording
 from memlab.devices.cards import Target
 from memlab.memory.lifetimes import alike, step_memory
-from memlab.prediction.predict import MOST_UNKNOWN, versions_of, width_of_seconds
+from memlab.prediction.predict import MOST_UNKNOWN, OF_COMPILED, versions_of, width_of_seconds
 from memlab.prediction.predict_run import RunRecording, stages_of, summary_of, with_judgement
 from memlab.prediction.run_result import LineHolding, RunResult, text_of
 from memlab.prediction.run_settings import TrainingRun
@@ -46,6 +46,10 @@ from memlab.tracing.script_step import SeenStep, see_step
 from memlab.tracing.trace_step import attention_notes_of_stages
 from memlab.tracing.tracker import Tracker
 
+AS_PLANNED = (
+    "The config that memlab.from_script returns is predicted as torch.compile plans it where "
+    "compile=True is set in it."
+)
 WORKSPACE = "workspaces_of_kernels"  # that a library keeps, or an operator takes while it runs
 
 
@@ -106,8 +110,10 @@ def predict_script_in_process(
             notes = recorded.recording.notes
             return RunResult(**facts, outcome=Outcome.OK, message=said, notes=notes)
         kernels = step.kernels(judged=_whole_update(recorded))
-        seconds = _seconds(recorded, kernels, target)
         found = stages_of(run, recorded.names, kernels, config, target)
+        is_known = found.compiled.share <= MOST_UNKNOWN
+        seconds = _seconds(recorded, kernels, target) if is_known else {}
+        with_notes = kernels if seconds else step.kernels(timed=False)
         result = RunResult(
             **facts,
             outcome=Outcome.OUT_OF_MEMORY if recorded.is_out_of_memory else Outcome.OK,
@@ -120,7 +126,10 @@ def predict_script_in_process(
             timeline=timeline_of_run(found.trace, recorded.names),
             notes=(
                 *_notes(recorded, script),
-                *(note for note in kernels.notes if seconds or not note.startswith(OF_ITS_TIME)),
+                *with_notes.notes,
+                *found.compiled.notes,
+                *(AS_PLANNED for _ in found.compiled.notes),
+                *(() if is_known else (OF_COMPILED,)),
                 *recorded.recording.assumptions,
             ),
         )

@@ -546,7 +546,7 @@ def apply(
         forget()
         _last = (workload, config, device, CompiledPlan())
 
-    plan = _last[3]
+    plan, of_main = _last[3], compiler.names_of_main(model)
 
     def check_graph(graph: torch.fx.Graph) -> None:
         if random := next(filter(_draws, graph.nodes), None):
@@ -555,13 +555,13 @@ def apply(
     @contextlib.contextmanager
     def run_in() -> Iterator[None]:
         if budget == 1.0:
-            with _budget(config):
+            with _budget(config), compiler.found_in_main(of_main):
                 yield
             return
 
         planned_before = bool(plan.choices)
         chosen = chosen_partition(stepped(budget), plan.choices.append, check_graph)
-        with _budget(config), chosen:
+        with _budget(config), compiler.found_in_main(of_main), chosen:
             try:
                 yield
             except compiler.compile_error() as error:

@@ -6,6 +6,7 @@ On a CPU these are its graphs, for a card the function that Inductor writes, wit
 import dataclasses
 import importlib
 import shutil
+import sys
 
 import pytest
 import torch
@@ -13,9 +14,10 @@ from torch import nn
 
 import memlab
 from memlab import Outcome, StepConfig, Workload, workloads
-from memlab._util.torch_private import inductor
+from memlab._util.torch_private import compiler, inductor
 from memlab._util.torch_private.inductor import planned_by_inductor
 from memlab.devices.cards import resolve
+from memlab.errors import UnsupportedError
 from memlab.prediction.predict import predict_in_process
 from memlab.runtime.measure import measure_in_process
 from memlab.techniques import compilation
@@ -271,6 +273,62 @@ def test_each_size_is_compiled_once_and_told_while_it_is(monkeypatch):
     for doing in ("reads the model", "lowers forward, operator 51 of", "kernels of backward"):
         assert any(doing in text for text in told)
     assert any("in 4 calls of each forward" in note for note in result.notes)
+
+
+CELL = """
+import math
+from torch import nn
+
+def load(x):  # memlab's own worker has another one
+    return x * math.sqrt(2)
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    @staticmethod
+    def act(x):
+        return nn.functional.gelu(load(x))
+
+    def forward(self, x):
+        return x + self.act(self.layer(x))
+
+def build():
+    return nn.Sequential(Block(), Block())
+"""
+
+
+def of_cell(source: str = CELL) -> Workload:
+    names = {"__name__": "__main__"}
+    exec(source, names)
+    return dataclasses.replace(of(names["build"], 64), name="cell")
+
+
+@pytest.mark.parametrize("device", ["cpu", "t4"])
+def test_a_model_that_a_notebook_defines_is_compiled_in_a_worker(device):
+    config = StepConfig(batch_size=4, compile=True)
+    predicted = memlab.predict(of_cell(), config, device)
+    assert predicted.outcome == Outcome.OK, predicted.message
+    if device == "cpu":
+        measured = memlab.measure(of_cell(), config, device, repeats=1)
+        assert measured.outcome == Outcome.OK, measured.message
+        assert measured.peak_allocated_bytes == pytest.approx(
+            predicted.peak_allocated_bytes, rel=WITHIN
+        )
+
+
+def test_names_of_a_notebook_are_lent_to_the_main_module_and_taken_back():
+    build, other = of_cell().build_model, of_cell().build_model
+    here = vars(sys.modules["__main__"])
+    before = dict(here)
+    names = compiler.names_of_main(build())
+    with compiler.found_in_main(names):
+        assert (here["load"], here["Block"]) == (names["load"], names["Block"])
+        assert here["__name__"] == before["__name__"]
+    assert here == before
+    with pytest.raises(UnsupportedError, match="two different things by the name"):
+        compiler.names_of_main(nn.Sequential(build(), other()))
 
 
 class Stopped(BaseException):

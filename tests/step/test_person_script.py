@@ -628,6 +628,31 @@ def test_a_power_limit_slows_a_script(folder, updates):
     assert limited.seconds_uncertainty > plain.seconds_uncertainty
 
 
+def test_what_a_script_compiles_is_told_with_its_bounds_and_has_no_time(folder):
+    text = """
+    import torch
+    model = torch.nn.Linear(1024, 1024).cuda()
+    {compiled}
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        model(torch.randn(512, 1024, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    """
+    plain, compiled = (
+        ok(run(folder, text.format(compiled=line))) for line in ("", "model = torch.compile(model)")
+    )
+    assert plain.step_seconds
+    assert compiled.step_seconds is None
+    assert compiled.peak_allocated_bytes == plain.peak_allocated_bytes
+    assert compiled.uncertainty > plain.uncertainty
+    for said in ("other code of Linear, which is predicted as it was", "compile=True is set in it",
+                 "The time of compiled code is not known"):  # fmt: skip
+        assert any(said in note for note in compiled.notes)
+        assert not any(said in note for note in plain.notes)
+    assert not any("is stated ±" in note for note in compiled.notes)
+
+
 def test_it_is_run_from_code_in_a_worker(folder):
     (folder / "train.py").write_text("import torch; torch.zeros(2**20, device='cuda')")
     seen: list[Progress] = []

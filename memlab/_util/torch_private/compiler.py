@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from memlab.errors import UnsupportedError
 
 # the module that compiling, and the first call of an optimizer, would import
 DYNAMO = "torch._dynamo"
+
+FUNCTIONS = (FunctionType, MethodType, staticmethod, classmethod)
 
 # memlab's code that runs in place of PyTorch's while a step is recorded
 _UTIL = Path(__file__).parents[1]
@@ -85,6 +87,46 @@ def compile_error() -> type[Exception]:
 def backend_error() -> Any:
     """Return the class of errors that a backend raises while it compiles: `inner_exception`."""
     return importlib.import_module(f"{DYNAMO}.exc").BackendCompilerFailed
+
+
+def names_of_main(model: torch.nn.Module) -> dict[str, Any]:
+    """Return what the classes of a model find in a `__main__` that is not that of this process.
+
+    Those of a notebook or a script were sent to a worker by value. What such a forward calls finds
+    its names in a dictionary of its own, but TorchDynamo looks them up in the module `__main__`.
+
+    Raises:
+        UnsupportedError: two of the classes find different things by one name.
+    """
+    here, found = vars(sys.modules["__main__"]), dict[str, Any]()
+    owners = {base for module in model.modules() for base in type(module).__mro__}
+    values = [value for owner in (*owners, *model.modules()) for value in vars(owner).values()]
+    functions: list[Any] = [each for each in values if isinstance(each, FUNCTIONS)]
+    scopes = [getattr(inspect.unwrap(each), "__globals__", {}) for each in functions]
+    scopes = [each for each in scopes if each.get("__name__") == "__main__" and each is not here]
+    for scope in {id(each): each for each in scopes}.values():
+        for name, value in scope.items():
+            if found.setdefault(name, value) is not value and not name.startswith("__"):
+                raise UnsupportedError(
+                    f"classes of the model find two different things by the name {name!r} in "
+                    "__main__, and torch.compile would take one for both; define the model in a "
+                    "file of its own that is imported, or use compile=False"
+                )
+    return {name: value for name, value in found.items() if not name.startswith("__")}
+
+
+@contextlib.contextmanager
+def found_in_main(names: dict[str, Any]) -> Iterator[None]:
+    """Let TorchDynamo find these names in the module `__main__`."""
+    here = vars(sys.modules["__main__"])
+    before = {name: here[name] for name in names if name in here}
+    here.update(names)
+    try:
+        yield
+    finally:
+        for name in names:
+            here.pop(name, None)
+        here.update(before)
 
 
 def forget_compiled() -> None:
