@@ -174,10 +174,10 @@ def trace_step(
 ) -> Program:
     """Return the program of a step: recorded over this config's micro-batches and others.
 
-    Only this config is recorded if some micro-batches have one sample and others have more, if the
-    two sizes run different operators, or if the model keeps something from the first batch: a
-    hidden state, a cache, its last outputs. Of several ranks the one that holds most is recorded,
-    with `every_rank` those that hold something else too.
+    Only this config is recorded if it is compiled for a card, if some micro-batches have one sample
+    and others have more, if the two sizes run different operators, or if the model keeps something
+    from the first batch: a hidden state, a cache, its last outputs. Of several ranks the one that
+    holds most is recorded, with `every_rank` those that hold something else too.
     """
     if config.sharding is not Sharding.NONE:
         return _heaviest_rank(workload, config, device, seed, tracker, plan, every_rank)
@@ -186,8 +186,9 @@ def trace_step(
     size, least = sizes[0], sizes[-1]
     other = least if least < size else max(2, size // 2) if size > 2 else {1: 1, 2: 3}[size]
     record = partial(_recorded, workload, device=device, seed=seed, plan=plan)
-    is_planned = is_compiled(config) and device.type != "cpu"
-    if is_planned or other == 1 < size:
+    if is_compiled(config) and device.type != "cpu":  # what is planned differs from size to size
+        return _of_few(config, tracker, lambda of, by: record(of, tracker=by, first=of))
+    if other == 1 < size:
         return record(config, tracker=tracker, first=config)
     count = min(len(sizes), MOST_RECORDED)
     this = dataclasses.replace(config, batch_size=size * count, accumulation_steps=count)
@@ -195,9 +196,7 @@ def trace_step(
     is_whole = other == size and count == len(sizes)
 
     def alone() -> Program:
-        another = type(tracker)(tracker.device_type)
-        another.blocks.adopt(tracker.blocks.left())
-        return record(config, tracker=another, first=config)
+        return record(config, tracker=_another(tracker), first=config)
 
     try:
         program = record(this, tracker=tracker, first=that)
@@ -264,17 +263,9 @@ def _heaviest_rank(
         )  # fmt: skip
 
     def program_of_rank(rank: int, tracker: Tracker) -> Program:
-        count = len(config.micro_batch_sizes)
-        if count <= MOST_RECORDED or not config.sync_each_micro_batch:
+        if not config.sync_each_micro_batch:
             return record(config, tracker, rank)
-        samples = config.batch_size // count * MOST_RECORDED
-        few = dataclasses.replace(config, batch_size=samples, accumulation_steps=MOST_RECORDED)
-        program = record(few, tracker, rank)
-        if program.repeats:
-            return program
-        another = type(tracker)(tracker.device_type)
-        another.blocks.adopt(tracker.blocks.left())
-        return record(config, another, rank)
+        return _of_few(config, tracker, partial(record, rank=rank))
 
     found: dict[int, Program] = {}
     with contextlib.suppress(_HoldsLess):
@@ -291,6 +282,26 @@ def _heaviest_rank(
 
     worst = max(heaviest[0], key=lambda rank: _peak_without_kernels(of_rank(rank)))
     return with_other_ranks(worst, of_rank, classes, every_rank=every_rank)
+
+
+def _of_few(
+    config: StepConfig, tracker: Tracker, record: Callable[[StepConfig, Tracker], Program]
+) -> Program:
+    """Return the program of a few micro-batches if others repeat the second, else of all."""
+    count = len(config.micro_batch_sizes)
+    if count <= MOST_RECORDED or len(set(config.micro_batch_sizes)) > 1:
+        return record(config, tracker)
+    samples = config.batch_size // count * MOST_RECORDED
+    few = dataclasses.replace(config, batch_size=samples, accumulation_steps=MOST_RECORDED)
+    program = record(few, tracker)
+    return program if program.repeats else record(config, _another(tracker))
+
+
+def _another(tracker: Tracker) -> Tracker:
+    """Return a tracker of another attempt, which has the blocks that the first has left."""
+    another = type(tracker)(tracker.device_type)
+    another.blocks.adopt(tracker.blocks.left())
+    return another
 
 
 class _HoldsLess(BaseException):

@@ -331,6 +331,17 @@ def test_names_of_a_notebook_are_lent_to_the_main_module_and_taken_back():
         compiler.names_of_main(nn.Sequential(build(), other()))
 
 
+def test_of_many_micro_batches_a_few_are_recorded(monkeypatch):
+    config = StepConfig(batch_size=16, accumulation_steps=8, compile=True)
+    alone = {"seed": 0, "memory_limit": None, "report": lambda _: None}
+    few = predict_in_process(blocks(), config, resolve("t4"), **alone).result
+    monkeypatch.setattr(trace_step, "MOST_RECORDED", 8)
+    whole = predict_in_process(blocks(), config, resolve("t4"), **alone).result
+    assert few.outcome == Outcome.OK, few.message
+    assert few.peak_allocated_bytes == whole.peak_allocated_bytes
+    assert few.timeline.total_bytes.tolist() == whole.timeline.total_bytes.tolist()
+
+
 class Stopped(BaseException):
     """What a caller raises that no longer waits."""
 
