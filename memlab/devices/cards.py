@@ -291,7 +291,12 @@ def nearest(text: object) -> tuple[str, ...]:
     >>> nearest("rtx 3080 laptop")
     ('rtx-3080-laptop-8', 'rtx-3080-ti-laptop', 'rtx-3080-laptop-16')
     """
-    keys = difflib.get_close_matches(_key(str(text)), _by_key(), n=2 * MOST_NEAREST)
+    key, number = _key(str(text)), 2 * MOST_NEAREST
+    longer = [
+        known for known in _by_key() if key and key in known
+    ]  # an RTX 6000 is a Quadro or an Ada
+    keys = difflib.get_close_matches(key, longer, number, cutoff=0)
+    keys += difflib.get_close_matches(key, _by_key(), number)
     return tuple(dict.fromkeys(_by_key()[key].name for key in keys))[:MOST_NEAREST]
 
 
