@@ -140,7 +140,7 @@ def from_traced_step(
         plan: of the config's memory budget.
         every_rank: whether ranks that hold less than the one that holds most are recorded too.
         compiles: whether a compiled step is recorded; else it is refused.
-        report: called with the progress. It may raise an error to stop the recording.
+        report: called with the progress. A `BaseException` that it raises stops it.
         purpose: the end of the progress text, such as "on fake tensors".
     """
 
@@ -174,7 +174,7 @@ def from_recording(
         config: how the step trains.
         target: a CPU, or a CUDA card that need not be there.
         compiles: whether `record` compiles a compiled step; else it is refused.
-        report: called with the progress. It may raise an error to stop the recording.
+        report: called with the progress. A `BaseException` that it raises stops it.
         text: of the progress.
         place: what raises the errors; "" is the step of a workload, by its phase.
     """

@@ -97,6 +97,8 @@ def compiled_part(
     config: StepConfig,
     own: npt.NDArray[np.int64],
     seconds: npt.NDArray[np.float64] | None,
+    *,
+    of_run: bool = False,
 ) -> Compiled:
     """Return what the compiled part of a step leaves unknown.
 
@@ -105,11 +107,12 @@ def compiled_part(
         config: of the step.
         own: int64, (blocks,), bytes of every block as recorded.
         seconds: float64, (operators,); None if no time is known.
+        of_run: whether the peak of all steps counts, not that of the last.
     """
     recording = program.recording
     if not recording.compiled:
         return Compiled()
-    least, peak, most = bounds_of_compiled(program, config, own)
+    least, peak, most = bounds_of_compiled(program, config, own, of_run=of_run)
     share = 0.0
     if seconds is not None and seconds.any():
         share = float(seconds[_are_compiled(recording)].sum() / seconds.sum())
@@ -117,14 +120,15 @@ def compiled_part(
     note = (
         f"torch.compile makes other code of {names}, which is predicted as it was written: what "
         "compiled code keeps is decided while it compiles. "
-        f"Compiled the step takes from {format_bytes(least)} to {format_bytes(most)}."
+        f"Compiled the {'run' if of_run else 'step'} takes from {format_bytes(least)} to "
+        f"{format_bytes(most)}."
     )
     half_width = max(most - peak, peak - least) / peak
     return Compiled(half_width=half_width, share=share, notes=(note,))
 
 
 def bounds_of_compiled(
-    program: Program, config: StepConfig, own: npt.NDArray[np.int64]
+    program: Program, config: StepConfig, own: npt.NDArray[np.int64], *, of_run: bool = False
 ) -> tuple[int, int, int]:
     """Return the least peak of a step with compiled parts, the recorded one, and the most.
 
@@ -162,7 +166,7 @@ def bounds_of_compiled(
     touched = (is_touched | is_made) & is_of_model
     earlier = np.where(touched & outlives & is_made, np.maximum(birth, last_row), birth)
     sooner = np.where(touched & ~outlives, np.minimum(death, np.maximum(last_read, birth)), death)
-    in_step = steps[layout.interval] >= min(1, steps.max())
+    in_step = steps[layout.interval] >= (steps.min() if of_run else min(1, steps.max()))
     recorded = _peak(own, birth, death, in_step)
     least = _peak(own, earlier, sooner, in_step)
 

@@ -478,6 +478,7 @@ def stages_of(
     kernels: Kernels,
     config: StepConfig,
     target: Target,
+    seconds: npt.NDArray[np.float64] | None = None,
 ) -> Stages:
     """Return what the stages of a run cost.
 
@@ -487,10 +488,11 @@ def stages_of(
         kernels: their memory.
         config: of its steps.
         target: a CPU, or a CUDA card.
+        seconds: float64, (operators,), of which the compiled ones are a share.
     """
     program = recorded.program
     own = recorded.sizes(kernels.effects)
-    compiled = compiled_part(program, config, own, kernels.seconds)
+    compiled = compiled_part(program, config, own, seconds, of_run=True)
     if target.kind == "cpu":
         trace = recorded.trace(own)
         costs = stage_costs(trace, names, None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -45,6 +45,9 @@ from memlab.tracing.script_facts import Change, Line
 from memlab.tracing.script_step import SeenStep, see_step
 from memlab.tracing.trace_step import attention_notes_of_stages
 from memlab.tracing.tracker import Tracker
+
+if TYPE_CHECKING:
+    import numpy.typing as npt  # it costs 5 ms at import
 
 AS_PLANNED = (
     "The config that memlab.from_script returns is predicted as torch.compile plans it where "
@@ -110,7 +113,8 @@ def predict_script_in_process(
             notes = recorded.recording.notes
             return RunResult(**facts, outcome=Outcome.OK, message=said, notes=notes)
         kernels = step.kernels(judged=_whole_update(recorded))
-        found = stages_of(run, recorded.names, kernels, config, target)
+        in_update = _of_update(recorded, kernels)
+        found = stages_of(run, recorded.names, kernels, config, target, in_update)
         is_known = found.compiled.share <= MOST_UNKNOWN
         seconds = _seconds(recorded, kernels, target) if is_known else {}
         with_notes = kernels if seconds else step.kernels(timed=False)
@@ -128,7 +132,7 @@ def predict_script_in_process(
                 *_notes(recorded, script),
                 *with_notes.notes,
                 *found.compiled.notes,
-                *(AS_PLANNED for _ in found.compiled.notes),
+                *(AS_PLANNED for _ in found.compiled.notes if recorded.updates),
                 *(() if is_known else (OF_COMPILED,)),
                 *recorded.recording.assumptions,
             ),
@@ -212,6 +216,15 @@ def _whole_update(recorded: ScriptRecording) -> int | None:
     """Return the number of the last whole update; None if there is none."""
     steps = [number for number, name in enumerate(recorded.names) if name in (FIRST, STEP)]
     return steps[min(len(steps), recorded.updates) - 1] if steps else None
+
+
+def _of_update(recorded: ScriptRecording, kernels: Kernels) -> npt.NDArray[np.float64] | None:
+    """Return the seconds of the operators of the last whole update, 0 of all others."""
+    whole, intervals = _whole_update(recorded), recorded.recording.intervals
+    if kernels.seconds is None or whole is None:
+        return None
+    is_in = [intervals[each.interval].step == whole for each in recorded.recording.operators]
+    return np.where(is_in, kernels.seconds, 0.0)
 
 
 def _seconds(recorded: ScriptRecording, kernels: Kernels, target: Target) -> dict[str, Any]:

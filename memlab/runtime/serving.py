@@ -276,7 +276,7 @@ def serve(line: int | list[int], standard_library: StandardLibrary) -> None:
         _send(channel, number, answer)
         function = job.function
         del job, content, answer
-        if state.is_watching:
+        if state.is_watching and state.compares:
             state.look()
         else:
             state.found.append("what a script or torch.compile has left")
@@ -342,9 +342,9 @@ def _serve(job: Job, report: Report, state: WorkerState) -> tuple[str, Any]:
         if job.function in WITH_RANKS:
             arguments["job"] = job
         # a script or torch.compile imports hundreds of modules, and the worker ends with it
+        state.is_watching = job.function not in SCRIPTS
         config = arguments.get("config")
-        compiles = isinstance(config, StepConfig) and is_compiled(config)
-        state.is_watching = not compiles and job.function not in SCRIPTS
+        state.compares = not (isinstance(config, StepConfig) and is_compiled(config))
         printed = Printed(sys.stdout)
         with contextlib.redirect_stdout(printed):
             value = FUNCTIONS[job.function](**arguments, report=report)

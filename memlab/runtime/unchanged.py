@@ -329,6 +329,7 @@ class WorkerState:
         self.state: dict[str, Any] = {}
         self.found: list[str] = []
         self.is_watching = False
+        self.compares = True  # what an import of a library changes
         self._importing: list[bool] = []  # for each open import: is the module a person's own
         self._packages: set[str] = set()  # of libraries, in the outermost open import
 
@@ -387,7 +388,8 @@ class WorkerState:
 
     def _import(self, loader: SourceFileLoader, module: ModuleType, execute: Any) -> None:
         is_own = not is_librarys(loader.name, loader.path)
-        is_outermost = not is_own and not (self._importing and not self._importing[-1])
+        is_inside = bool(self._importing) and not self._importing[-1]
+        is_outermost = self.compares and not is_own and not is_inside
         if is_outermost:
             changed, switches = self.fingerprint.before_import(), process_state()
             self._packages = set()

@@ -546,7 +546,9 @@ def apply(
         forget()
         _last = (workload, config, device, CompiledPlan())
 
-    plan, of_main = _last[3], compiler.names_of_main(model)
+    plan = _last[3]
+    own = (workload.build_model, workload.make_batch, workload.compute_loss)
+    in_main = compiler.main_of(compiler.scopes_of_main(model, own))
 
     def check_graph(graph: torch.fx.Graph) -> None:
         if random := next(filter(_draws, graph.nodes), None):
@@ -555,13 +557,13 @@ def apply(
     @contextlib.contextmanager
     def run_in() -> Iterator[None]:
         if budget == 1.0:
-            with _budget(config), compiler.found_in_main(of_main):
+            with _budget(config), in_main():
                 yield
             return
 
         planned_before = bool(plan.choices)
         chosen = chosen_partition(stepped(budget), plan.choices.append, check_graph)
-        with _budget(config), compiler.found_in_main(of_main), chosen:
+        with _budget(config), in_main(), chosen:
             try:
                 yield
             except compiler.compile_error() as error:

@@ -24,6 +24,8 @@ import torch
 from memlab.devices.cards import AMPERE
 
 aten = torch.ops.aten
+OF_TORCH = "scaled_dot_product_attention"
+Noting = contextlib.AbstractContextManager[None]
 HALF = (torch.float16, torch.bfloat16)
 FLASH_HEAD_DIM = 256  # the largest that flash attention supports
 TRAINED_HEAD_DIM = 192  # the largest that it can always train, on cards with little shared memory
@@ -120,6 +122,28 @@ def noted_by(note: Callable[[AttentionCall], None]) -> Iterator[None]:
         yield
     finally:
         _note.reset(before)
+
+
+def attention_traced(
+    note: Callable[[AttentionCall], None],
+) -> tuple[Callable[[], Noting], Callable[[torch.fx.GraphModule], Noting]]:
+    """Return the contexts of `compiled_inside_of_modes` in which calls are noted once.
+
+    TorchDynamo begins again where it must break a graph, so the last calls before a graph is
+    planned are its own; planning runs them again.
+    """
+    heard: list[AttentionCall] = []
+
+    def planning(graph: torch.fx.GraphModule) -> Noting:
+        parts = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
+        nodes = [node for part in parts for node in part.graph.nodes]
+        count = sum(getattr(node.target, "__name__", "") == OF_TORCH for node in nodes)
+        for call in heard[len(heard) - count :]:
+            note(call)
+        heard.clear()
+        return noted_by(lambda call: None)
+
+    return lambda: noted_by(heard.append), planning
 
 
 def attention(

@@ -1,8 +1,8 @@
 """Record the step of a workload as a `Program`, over its own micro-batches and others.
 
 A run builds the step with `build_step` over fake tensors and makes two updates. The first is over a
-batch of another size, so that `Program` knows how every block grows with the samples. Left out: the
-memory and time of kernels, see `memlab.cost_model.traced_step`.
+batch of another size where it can be, so that `Program` knows how every block grows with the
+samples. Left out: the memory and time of kernels, see `memlab.cost_model.traced_step`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from memlab.techniques.technique import Plan
 from memlab.trace import Phase
 from memlab.tracing import triton_launches
 from memlab.tracing.assembly import sizes_of
-from memlab.tracing.attention_kernels import AttentionCall, AttentionKernel, noted_by
+from memlab.tracing.attention_kernels import AttentionCall, AttentionKernel, attention_traced
 from memlab.tracing.built import as_own_format
 from memlab.tracing.fake_workload import over_fakes
 from memlab.tracing.program import MOST_RECORDED, Program, program_of
@@ -394,8 +394,8 @@ def _compiled(tracker: Tracker, model: torch.nn.Module) -> Iterator[None]:
                 padded = stack.enter_context(
                     planned_by_inductor(device, triton_launches.tell, tracker.beat)
                 )
-            planning = partial(noted_by, lambda call: None)  # of what was noted already
-            stack.enter_context(compiled_inside_of_modes(backend(device), tracker.beat, planning))
+            attention = attention_traced(tracker.note_attention)
+            stack.enter_context(compiled_inside_of_modes(backend(device), tracker.beat, *attention))
             yield
             tracker.recording.padded_bytes = max(padded, default=0)
     finally:

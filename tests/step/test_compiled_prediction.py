@@ -318,17 +318,66 @@ def test_a_model_that_a_notebook_defines_is_compiled_in_a_worker(device):
         )
 
 
-def test_names_of_a_notebook_are_lent_to_the_main_module_and_taken_back():
+def test_the_main_module_has_the_names_of_a_notebook_as_they_are_now():
     build, other = of_cell().build_model, of_cell().build_model
-    here = vars(sys.modules["__main__"])
-    before = dict(here)
-    names = compiler.names_of_main(build())
-    with compiler.found_in_main(names):
-        assert (here["load"], here["Block"]) == (names["load"], names["Block"])
-        assert here["__name__"] == before["__name__"]
-    assert here == before
-    with pytest.raises(UnsupportedError, match="two different things by the name"):
-        compiler.names_of_main(nn.Sequential(build(), other()))
+    before = sys.modules["__main__"]
+    (scope,) = compiler.scopes_of_main(build(), [build])
+    with compiler.main_of([scope])():
+        main = sys.modules["__main__"]
+        assert (main.load, main.__name__) == (scope["load"], "__main__")
+        scope["load"] = torch.sin
+        assert main.load is torch.sin
+        main.load = torch.cos
+        assert scope["load"] is torch.cos
+        assert main.__file__ == before.__file__
+    assert sys.modules["__main__"] is before
+    two = compiler.scopes_of_main(nn.Sequential(build(), other()), [])
+    with (
+        pytest.raises(UnsupportedError, match="is two different things to functions"),
+        compiler.main_of(two)(),
+    ):
+        pass
+
+
+SWITCHED = (
+    CELL
+    + """
+DEEP = False
+
+class Switched(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(*(Block() for _ in range(8)))
+
+    def forward(self, x):
+        return second(self, x)
+
+def second(model, x):
+    return model.inner(model.inner(x)) if DEEP else model.inner(x)
+
+def build():
+    return Switched()
+
+def loss(model, batch):
+    global DEEP
+    found = model(batch).square().mean()
+    DEEP = True
+    return found
+"""
+)
+
+
+def test_a_name_that_changes_while_a_step_runs_is_seen_by_compiled_code():
+    names = {"__name__": "__main__"}
+    exec(SWITCHED, names)
+    workload = dataclasses.replace(of(names["build"], 64), compute_loss=names["loss"])
+    plain = StepConfig(batch_size=256, optimizer="sgd")
+    compiled = dataclasses.replace(plain, compile=True)
+    peaks = [memlab.measure(workload, config, "cpu", repeats=1).peak_allocated_bytes
+             for config in (plain, compiled)]  # fmt: skip
+    assert peaks[1] > 0.7 * peaks[0]
+    said = memlab.predict(workload, compiled, "cpu").peak_allocated_bytes
+    assert said == pytest.approx(peaks[1], rel=WITHIN)
 
 
 def test_of_many_micro_batches_a_few_are_recorded(monkeypatch):
@@ -340,6 +389,21 @@ def test_of_many_micro_batches_a_few_are_recorded(monkeypatch):
     assert few.outcome == Outcome.OK, few.message
     assert few.peak_allocated_bytes == whole.peak_allocated_bytes
     assert few.timeline.total_bytes.tolist() == whole.timeline.total_bytes.tolist()
+
+
+class Broken(nn.Module):
+    """Attention on both sides of what torch.compile cannot compile."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.scaled_dot_product_attention(x, x, x, torch.zeros_like(x @ x.mT))
+        torch._dynamo.graph_break()
+        return nn.functional.scaled_dot_product_attention(x, x, x, torch.zeros_like(x @ x.mT))
+
+
+def test_attention_is_counted_once_where_a_graph_breaks():
+    workload = of(lambda: nn.Sequential(nn.Linear(32, 32), Broken()), 4, 64, 32)
+    for result in compiled_and_not(workload, "t4"):
+        assert any("in 2 calls of each forward" in note for note in result.notes)
 
 
 class Stopped(BaseException):

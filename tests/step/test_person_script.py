@@ -3,6 +3,7 @@
 import json
 import multiprocessing.pool
 import os
+import re
 import shutil
 import textwrap
 from dataclasses import replace
@@ -646,11 +647,27 @@ def test_what_a_script_compiles_is_told_with_its_bounds_and_has_no_time(folder):
     assert compiled.step_seconds is None
     assert compiled.peak_allocated_bytes == plain.peak_allocated_bytes
     assert compiled.uncertainty > plain.uncertainty
-    for said in ("other code of Linear, which is predicted as it was", "compile=True is set in it",
+    for said in ("other code of Linear, which is predicted as", "Compiled the run takes from",
+                 "compile=True is set in it",
                  "The time of compiled code is not known"):  # fmt: skip
         assert any(said in note for note in compiled.notes)
         assert not any(said in note for note in plain.notes)
     assert not any("is stated ±" in note for note in compiled.notes)
+
+
+def test_what_a_script_compiles_and_never_trains_is_told_without_words_of_a_step(folder):
+    text = """
+    import torch
+    model = torch.compile(torch.nn.Linear(1024, 1024)).cuda()
+    with torch.no_grad():
+        out = model(torch.randn(4096, 1024, device="cuda"))
+    """
+    found = ok(run(folder, text))
+    (note,) = [note for note in found.notes if "torch.compile" in note]
+    least, most = re.search("takes from ([0-9.]+) MiB to ([0-9.]+) MiB", note).groups()
+    assert float(least) <= found.peak_allocated_bytes / MIB * 1.01
+    assert found.peak_allocated_bytes / MIB <= float(most) * 1.01
+    assert not any("so the step has none" in note for note in found.notes)
 
 
 def test_it_is_run_from_code_in_a_worker(folder):

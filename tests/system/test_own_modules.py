@@ -154,6 +154,26 @@ def test_what_a_notebook_sets_on_an_own_module_is_measured(tmp_path, monkeypatch
     assert found == [4 * (3 * out + out) for out in (3, 4, 5, 6, 7, 8, 7)]
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+def test_what_is_set_on_a_module_that_the_model_imports_itself_is_measured(
+    tmp_path, monkeypatch, compiles
+):
+    module = own_module(tmp_path, monkeypatch, "WIDTH = 3", "imported_late")
+    module.WIDTH = 5
+
+    def build():
+        import imported_late
+        from torch import nn
+
+        return nn.Linear(3, imported_late.WIDTH)
+
+    isolation.measuring.replace()
+    workload = made_of(build, (3,), lambda model, x: model(x).mean())
+    found = measure(workload, StepConfig(compile=compiles), "cpu", repeats=1)
+    assert found.outcome == "ok", found.message
+    assert found.peak_by_category["parameters"] == 4 * (3 * 5 + 5)
+
+
 def test_data_that_an_own_module_read_as_it_was_imported_is_read_anew(tmp_path, monkeypatch):
     data = tmp_path / "width.json"
     data.write_text("3")

@@ -8,9 +8,9 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import FrameType, FunctionType, MethodType
+from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -89,44 +89,70 @@ def backend_error() -> Any:
     return importlib.import_module(f"{DYNAMO}.exc").BackendCompilerFailed
 
 
-def names_of_main(model: torch.nn.Module) -> dict[str, Any]:
-    """Return what the classes of a model find in a `__main__` that is not that of this process.
+def scopes_of_main(
+    model: torch.nn.Module, functions: Iterable[Callable[..., Any]]
+) -> list[dict[str, Any]]:
+    """Return where functions find their names that are of another `__main__` than this process's.
 
-    Those of a notebook or a script were sent to a worker by value. What such a forward calls finds
-    its names in a dictionary of its own, but TorchDynamo looks them up in the module `__main__`.
+    They are of a notebook or a script, and were sent to this worker by value.
 
-    Raises:
-        UnsupportedError: two of the classes find different things by one name.
+    Args:
+        model: whose methods, and functions that it holds, are among them.
+        functions: further ones.
     """
-    here, found = vars(sys.modules["__main__"]), dict[str, Any]()
     owners = {base for module in model.modules() for base in type(module).__mro__}
     values = [value for owner in (*owners, *model.modules()) for value in vars(owner).values()]
-    functions: list[Any] = [each for each in values if isinstance(each, FUNCTIONS)]
-    scopes = [getattr(inspect.unwrap(each), "__globals__", {}) for each in functions]
-    scopes = [each for each in scopes if each.get("__name__") == "__main__" and each is not here]
-    for scope in {id(each): each for each in scopes}.values():
-        for name, value in scope.items():
-            if found.setdefault(name, value) is not value and not name.startswith("__"):
-                raise UnsupportedError(
-                    f"classes of the model find two different things by the name {name!r} in "
-                    "__main__, and torch.compile would take one for both; define the model in a "
-                    "file of its own that is imported, or use compile=False"
-                )
-    return {name: value for name, value in found.items() if not name.startswith("__")}
-
-
-@contextlib.contextmanager
-def found_in_main(names: dict[str, Any]) -> Iterator[None]:
-    """Let TorchDynamo find these names in the module `__main__`."""
+    every: list[Any] = [each for each in values if isinstance(each, FUNCTIONS)]
+    scopes = [getattr(inspect.unwrap(each), "__globals__", {}) for each in (*every, *functions)]
     here = vars(sys.modules["__main__"])
-    before = {name: here[name] for name in names if name in here}
-    here.update(names)
-    try:
-        yield
-    finally:
-        for name in names:
-            here.pop(name, None)
-        here.update(before)
+    own = [each for each in scopes if each.get("__name__") == "__main__" and each is not here]
+    return list({id(scope): scope for scope in own}.values())
+
+
+class _Main(ModuleType):
+    """A module `__main__` that has what is in scopes now."""
+
+    def __init__(self, scopes: list[dict[str, Any]], own: Any) -> None:
+        super().__init__("__main__")
+        vars(self).update(_scopes=scopes, _own=own)
+
+    def __getattr__(self, name: str) -> Any:
+        found = [scope[name] for scope in self._scopes if name in scope]
+        return found[0] if found else getattr(self._own, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        for scope in self._scopes:
+            scope[name] = value
+
+
+def main_of(scopes: list[dict[str, Any]]) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Return the context in which TorchDynamo finds names of these scopes in `__main__`.
+
+    It looks up the names of a function that another one calls in the module of its `__name__`.
+
+    Raises:
+        UnsupportedError: on entering it, if a name is two different things.
+    """
+    main = _Main(scopes, sys.modules["__main__"])
+
+    @contextlib.contextmanager
+    def found() -> Iterator[None]:
+        first, *others = scopes
+        for scope in others:
+            for name in scope.keys() & first.keys():
+                if scope[name] is not first[name] and not name.startswith("__"):
+                    raise UnsupportedError(
+                        f"{name!r} is two different things to functions of __main__, and "
+                        "torch.compile would take one for both; define the model in a file of its "
+                        "own that is imported, or use compile=False"
+                    )
+        before, sys.modules["__main__"] = sys.modules["__main__"], main
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = before
+
+    return found if scopes else contextlib.nullcontext
 
 
 def forget_compiled() -> None:
@@ -178,7 +204,8 @@ def compiled_calls_noted(begin: Callable[[str], None], end: Callable[[], None]) 
 def compiled_inside_of_modes(
     backend: str,
     beat: Callable[[str], None],
-    planning: Callable[[], contextlib.AbstractContextManager[None]],
+    tracing: Callable[[], contextlib.AbstractContextManager[None]],
+    planning: Callable[[torch.fx.GraphModule], contextlib.AbstractContextManager[None]],
 ) -> Iterator[None]:
     """Let `torch.compile` compile inside of dispatch modes, which it would not, as outside of them.
 
@@ -189,7 +216,8 @@ def compiled_inside_of_modes(
         backend: the one that may compile, besides "eager". Others generate code, which cannot run
             over fake tensors.
         beat: called with a text before a function is compiled; what it raises ends the run.
-        planning: the context in which the backend compiles a graph, which has been traced then.
+        tracing: the context in which a function is traced, where it breaks a graph several times.
+        planning: returns that in which the backend compiles a graph that was traced.
     """
     module: Any = importlib.import_module(f"{DYNAMO}.convert_frame")
     wrapper = module.CatchErrorsWrapper
@@ -209,12 +237,13 @@ def compiled_inside_of_modes(
                 "predicted beside a compiled step; use memlab.measure, or compile=False"
             )
         beat("torch.compile reads the model")
-        with without_modes(), found_as_itself(), _unguarded(self.hooks, FakeTensor):
+        unguarded = _unguarded(self.hooks, FakeTensor)
+        with without_modes(), found_as_itself(), unguarded, tracing():
             return convert(self, frame, *args)
 
-    def planned(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with planning():
-            return compile_graph(self, *args, **kwargs)
+    def planned(self: Any, graph: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        with planning(graph):
+            return compile_graph(self, graph, *args, **kwargs)
 
     graphs = importlib.import_module(f"{DYNAMO}.output_graph").OutputGraph
     compile_graph = graphs.call_user_compiler
