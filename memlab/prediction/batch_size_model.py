@@ -65,6 +65,11 @@ class BatchSizeModel:
             return False
         return wanted <= recorded or (len(recorded) == 2 and 1 not in wanted | recorded)
 
+    @property
+    def is_of_one_size(self) -> bool:
+        """Whether it tells of no other size, as of a rank or of a compiled step on a card."""
+        return bool(self.program.differs) or {self.program.other_size} == set(self.program.sizes)
+
     def is_exact(self, micro_batch_sizes: Sequence[int]) -> bool:
         """Return whether it is a recorded step itself, not interpolated from two others."""
         return set(micro_batch_sizes) <= set(self.program.sizes)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 BATCH_LIMIT = 2**20
 FIRST_BATCH = 8
-MOST_GROWTH = 16  # from one batch of ranks that fits to the next that is tried
+MOST_GROWTH = 16  # from one batch that fits to the next that is tried by the peaks alone
 GUESSES = 6  # tries that a size model chooses; after them peaks of exact predictions do
 
 
@@ -184,14 +184,17 @@ class LargestSearch:
                 high, guess = samples, (low + samples) // 2  # a data set may have no more samples
                 continue
             peak = counted(outcome_checked(result, "the search for the largest batch"))
-            peaks[samples] = _judged_bytes(peak) if is_sharded else peak.upper_bytes
+            is_alone = is_sharded or (
+                found.size_model is not None and found.size_model.is_of_one_size
+            )
+            peaks[samples] = _judged_bytes(peak) if is_alone else peak.upper_bytes
             if result.fit is FitStatus.FITS:
                 is_forecast_right &= len(peaks) == 1 or samples <= guess
                 low, best = samples, result
             else:
                 high = samples
-            if is_sharded:  # the size model of a rank tells of no other batch
-                guess = _of_ranks(peaks, low, high, self.limit_bytes)
+            if is_alone:
+                guess = _by_peaks(peaks, low, high, self.limit_bytes)
                 continue
             guess = _on_a_line(peaks, low, high, self.limit_bytes)
             if is_forecast_right and len(peaks) <= GUESSES and found.size_model is not None:
@@ -267,8 +270,8 @@ def _judged_bytes(peak: CountedPeak) -> int:
     return int(least * (1 + peak.judged_uncertainty))
 
 
-def _of_ranks(peaks: dict[int, int], low: int, high: int, limit_bytes: int) -> int:
-    """Return a batch of ranks that is worth a prediction, by the peaks of those before it.
+def _by_peaks(peaks: dict[int, int], low: int, high: int, limit_bytes: int) -> int:
+    """Return a batch that is worth a prediction, by the peaks of those before it alone.
 
     What a step holds at one of its instants is a line over the batch, so its peak is the highest of
     such lines: it bends upwards only. So the line through two batches that fit, drawn on, ends at

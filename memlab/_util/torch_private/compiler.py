@@ -109,22 +109,6 @@ def scopes_of_main(
     return list({id(scope): scope for scope in own}.values())
 
 
-class _Main(ModuleType):
-    """A module `__main__` that has what is in scopes now."""
-
-    def __init__(self, scopes: list[dict[str, Any]], own: Any) -> None:
-        super().__init__("__main__")
-        vars(self).update(_scopes=scopes, _own=own)
-
-    def __getattr__(self, name: str) -> Any:
-        found = [scope[name] for scope in self._scopes if name in scope]
-        return found[0] if found else getattr(self._own, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        for scope in self._scopes:
-            scope[name] = value
-
-
 def main_of(scopes: list[dict[str, Any]]) -> Callable[[], contextlib.AbstractContextManager[None]]:
     """Return the context in which TorchDynamo finds names of these scopes in `__main__`.
 
@@ -133,7 +117,20 @@ def main_of(scopes: list[dict[str, Any]]) -> Callable[[], contextlib.AbstractCon
     Raises:
         UnsupportedError: on entering it, if a name is two different things.
     """
-    main = _Main(scopes, sys.modules["__main__"])
+    own = sys.modules["__main__"]
+
+    class Main(ModuleType):
+        """A module that has what is in the scopes now."""
+
+        def __getattr__(self, name: str) -> Any:
+            found = [scope[name] for scope in scopes if name in scope]
+            return found[0] if found else getattr(own, name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            for scope in scopes:
+                scope[name] = value
+
+    main = Main("__main__")
 
     @contextlib.contextmanager
     def found() -> Iterator[None]:
