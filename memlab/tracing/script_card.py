@@ -295,17 +295,21 @@ def _answers(card: Card | None, allocator: LiveAllocator, streams: Streams) -> d
         }
         return _Statistics(found)
 
-    def nothing(*_: Any, **__: Any) -> None:
-        """Do nothing: no kernel runs, and there is one card."""
+    def nothing() -> Callable[..., None]:
+        """Return what does nothing: no kernel runs, and there is one card."""
+        return lambda *_, **__: None  # one for each name: TorchDynamo has a rule for each
 
     def at_most(fraction: float, device: Any = None) -> None:
         allocator.restrict(fraction)
 
-    quiet = dict.fromkeys(
-        ("init", "synchronize", "set_device", "ipc_collect", "manual_seed", "manual_seed_all",
-         "seed", "seed_all", "set_rng_state", "set_rng_state_all", "reset_accumulated_memory_stats",
-         "_lazy_init", "set_stream"), nothing
-    )  # fmt: skip
+    quiet = {
+        name: nothing()
+        for name in (
+            "init", "synchronize", "set_device", "ipc_collect", "manual_seed", "manual_seed_all",
+            "seed", "seed_all", "set_rng_state", "set_rng_state_all",
+            "reset_accumulated_memory_stats", "_lazy_init", "set_stream",
+        )
+    }  # fmt: skip
     state = torch.zeros(16, dtype=torch.uint8)
     return quiet | {
         "is_available": lambda: True,
@@ -343,7 +347,7 @@ def _answers(card: Card | None, allocator: LiveAllocator, streams: Streams) -> d
         "default_stream": lambda device=None: streams.numbered(0),
         "stream": streams.using,
         "utilization": lambda device=None: 0,
-        "nvtx": SimpleNamespace(range_push=nothing, range_pop=nothing, mark=nothing,
+        "nvtx": SimpleNamespace(range_push=nothing(), range_pop=nothing(), mark=nothing(),
                                 range=lambda *_, **__: contextlib.nullcontext()),
     }  # fmt: skip
 

@@ -1,5 +1,6 @@
 """A person's script over fake tensors: its bytes, its card, its files, its stages, bad ones."""
 
+import importlib
 import json
 import multiprocessing.pool
 import os
@@ -630,6 +631,8 @@ def test_a_power_limit_slows_a_script(folder, updates):
 
 
 def test_what_a_script_compiles_is_told_with_its_bounds_and_has_no_time(folder):
+    rules = importlib.import_module("torch._dynamo.trace_rules")
+    rules.get_torch_obj_rule_map.cache_clear()  # it is made of functions that the card replaces
     text = """
     import torch
     model = torch.nn.Linear(1024, 1024).cuda()
@@ -653,6 +656,7 @@ def test_what_a_script_compiles_is_told_with_its_bounds_and_has_no_time(folder):
         assert any(said in note for note in compiled.notes)
         assert not any(said in note for note in plain.notes)
     assert not any("is stated ±" in note for note in compiled.notes)
+    rules.get_torch_obj_rule_map.cache_clear()  # as the next test finds them
 
 
 def test_what_a_script_compiles_and_never_trains_is_told_without_words_of_a_step(folder):
