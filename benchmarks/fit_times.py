@@ -175,7 +175,7 @@ def operators_of(rows: Sequence[Measured]) -> Operators:
         rows=rows,
         measured=np.array([row.seconds for row in rows]),
         card=np.array([row.card.name for row in rows]),
-        group=np.array([group_of(row.work.parts[0], row.work.dtype) for row in rows]),
+        group=np.array([group_of(row.work.parts[0], row.work.dtype, row.card) for row in rows]),
         kind=np.array([row.operator for row in rows]),
         ideal=Ideal(*np.array(ideals).T),
         weights=np.array([min(20.0, count[kind]) / count[kind] for kind in kinds]),
@@ -252,7 +252,7 @@ def steps_of(
             peak = peak_of(work, card, False)
             for part in work.parts:
                 ideal = ideal_of(part, card, peak, reach, watts)
-                kernels.append((group_of(part, work.dtype), len(operators), ideal))
+                kernels.append((group_of(part, work.dtype, card), len(operators), ideal))
             least = max(_bound(work, card, peak), LAUNCH_SECONDS)
             operators.append((index, float(number), least))
     names = np.array([group for group, _, _ in kernels])
@@ -372,22 +372,34 @@ def main() -> None:
         "written_by": "python -m benchmarks.fit_times",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "rows": {"operators": len(operators.measured), "steps": len(steps.measured)},
-        "cards": {"operators": sorted({*operators.card.tolist()}), "steps": [timm_operators.CARD]},
+        "cards": {
+            "operators": sorted({*operators.card.tolist()}),
+            "steps": [timm_operators.CARD],
+            **_kept("cards"),
+        },
         "reach": {name: _rounded(value) for name, value in reach_of(of_operators).items()},
         "joules_per_flop": _rounded(of_operators["joules_per_flop"]),
-        "groups": groups_of(values, operators, steps),
+        "groups": dict(sorted((groups_of(values, operators, steps) | _kept("groups")).items())),
         "doubt": doubt,
     }
     given.out.write_text(json.dumps(written, indent=1) + "\n")
     print(given.out.read_text())
 
 
+def _kept(what: str) -> dict[str, Any]:
+    """Return what `benchmarks.older_cards` has written."""
+    found: dict[str, Any] = json.loads(OUT.read_text())[what]
+    return {name: value for name, value in found.items() if name.startswith("convolution")
+            and name != "convolution"}  # fmt: skip
+
+
 def groups_of(values: Values, operators: Operators, steps: Steps) -> dict[str, Any]:
     """Return factors and number formats of every kind of kernel."""
     formats: dict[str, set[str]] = collections.defaultdict(set)
-    for work in {*(row.work for row in operators.rows), *steps.works}:
+    timed = {(row.work, row.card) for row in operators.rows}
+    for work, card in timed | {(work, cards.card(timm_operators.CARD)) for work in steps.works}:
         for part in work.parts:
-            formats[group_of(part, work.dtype)].add(str(work.dtype).removeprefix("torch."))
+            formats[group_of(part, work.dtype, card)].add(str(work.dtype).removeprefix("torch."))
     names = {name.split(".")[0] for name in (*values, *SAME, *WITHOUT_DATA) if "." in name}
     names = (names | set(formats)) - {"reach"}
     found = {}

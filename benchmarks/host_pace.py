@@ -49,14 +49,20 @@ def _loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.T
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
+def workload(model: str) -> memlab.Workload:
+    """Return the training of one of torchvision's models on images of 224 x 224."""
+    from torchvision import models  # of the packages
+
+    return memlab.Workload(
+        name=model, build_model=getattr(models, model), make_batch=_batch, compute_loss=_loss
+    )
+
+
 @functools.cache
 def recorded(model: str, number_format: str, cards: tuple[str, ...]) -> dict[str, Line]:
     """Return milliseconds by pace and card, with what is stated and the operators."""
     from torchvision import models  # of the packages
 
-    workload = memlab.Workload(
-        name=model, build_model=getattr(models, model), make_batch=_batch, compute_loss=_loss
-    )
     config = memlab.StepConfig(
         batch_size=2 * BATCH, accumulation_steps=2, optimizer="sgd", precision=number_format
     )
@@ -64,7 +70,7 @@ def recorded(model: str, number_format: str, cards: tuple[str, ...]) -> dict[str
     found: dict[str, Line] = {}
     for card in cards:
         made = from_traced_step(
-            functools.partial(_at_each_pace, parameters=parameters), workload, config,
+            functools.partial(_at_each_pace, parameters=parameters), workload(model), config,
             resolve(card), seed=0, report=lambda _: None, purpose="for its host",
         )  # fmt: skip
         if isinstance(made, Failure):

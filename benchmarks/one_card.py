@@ -45,7 +45,7 @@ SIZES: dict[str, dict[str, int]] = {
     },
 }  # fmt: skip
 TENSORS = {"bert-base": 199, "bert-large": 391}  # that are trained
-RESNET = "resnet-50"
+RESNET, SMALL_RESNET = "resnet-50", "resnet-18-cifar"
 
 
 class HalfWithCopies(torch.optim.AdamW):
@@ -91,17 +91,29 @@ def _texts(n: int) -> dict[str, torch.Tensor]:
     return {"input_ids": words, "attention_mask": torch.ones_like(words), **at}
 
 
-def _images(n: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(n, 3, 224, 224), torch.randint(1000, (n,))
+def _images(n: int, pixels: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(n, 3, pixels, pixels), torch.randint(10, (n,))
+
+
+def _small_resnet() -> nn.Module:
+    """Return a ResNet-18 as it is built for images of 32 x 32."""
+    from torchvision import models  # of the packages
+
+    made = models.resnet18(num_classes=10)
+    made.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+    made.maxpool = nn.Identity()
+    return made
 
 
 def workload(model: str, number_format: str) -> memlab.Workload:
-    """Return the fine-tuning of a BERT that finds a span of the text, or a ResNet-50."""
-    if model == RESNET:
-        from torchvision import models  # of the packages
+    """Return the fine-tuning of a BERT that finds a span of the text, or a ResNet."""
+    if model in (RESNET, SMALL_RESNET):
+        from torchvision import models
 
+        is_small = model == SMALL_RESNET
         return memlab.Workload(
-            name=model, build_model=models.resnet50, make_batch=_images,
+            name=model, build_model=_small_resnet if is_small else models.resnet50,
+            make_batch=functools.partial(_images, pixels=32 if is_small else 224),
             compute_loss=lambda made, given: nn.functional.cross_entropy(made(given[0]), given[1]),
         )  # fmt: skip
     return memlab.Workload(
@@ -117,7 +129,7 @@ def predicted(card: str, model: str, number_format: str, batch: int) -> StepResu
     how: dict[str, Any] = {"optimizer": "sgd", "precision": number_format}
     if number_format == O2:
         how = {"optimizer": HalfWithCopies}
-    elif model != RESNET:
+    elif model in SIZES:
         how |= {"optimizer": "adamw", "optimizer_implementation": "single-tensor",
                "max_grad_norm": 1.0}  # fmt: skip
     config = StepConfig(batch_size=batch, **how)

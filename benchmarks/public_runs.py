@@ -59,13 +59,15 @@ class PublicRun:
     zero_grad: int
 
 
-def options_with_packages(file: str, description: str) -> argparse.Namespace:
-    """Return the options of the benchmark in this file: `packages`, `out` and `quick`."""
+def options_with_packages(file: str, description: str, *flags: str) -> argparse.Namespace:
+    """Return the options of the benchmark in this file: `packages`, `out`, `quick` and flags."""
     parser = argparse.ArgumentParser(description=description.strip().splitlines()[0])
     parser.add_argument("--packages", type=Path, default=Path("build/public"), help=PACKAGES_HELP)
     default = Path("build/benchmarks") / f"{Path(file).stem}.json"
     parser.add_argument("--out", type=Path, default=default, help="where the numbers go, as JSON")
     parser.add_argument("--quick", action="store_true", help="few rows")
+    for flag in flags:
+        parser.add_argument(flag, action="store_true")
     return parser.parse_args()
 
 

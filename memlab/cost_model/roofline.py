@@ -2,8 +2,8 @@
 
 The lower bound of an operator is the longer of two times: its arithmetic at the datasheet peak of
 its number format, and its bytes at the datasheet bandwidth, with each tensor read and written once.
-It is a bound for *this* algorithm on *this* memory. Winograd convolutions multiply less than is
-counted, and tensors in the L2 cache are read faster, so for small tensors it is not strict. People
+It is a bound for *this* algorithm on *this* memory. Tensors in the L2 cache are read faster, so for
+small tensors it is not strict. People
 are shown the estimate: what kernels of that kind reach, and launches.
 
 An example: multiplying two 4096 x 4096 matrices in bf16 takes 2 * 4096**3 = 137 GFLOP and moves
@@ -59,6 +59,10 @@ COPIES = {"clone", "copy_", "_to_copy"}
 # Channels are padded to what a tile of the tensor cores holds: 8 fp16 numbers are 16 bytes, the
 # least that is read at once (cuDNN developer guide), and kernels have tiles of 32 columns or more.
 INNER_PADDING, OUTER_PADDING, GROUP_PADDING = 8, 32, 16
+# The window of cuDNN's Winograd convolutions, and how many times less they multiply than is counted,
+# at most: tiles of 4 x 4 outputs take 36 products where 144 are counted (Lavin and Gray, "Fast
+# Algorithms for Convolutional Neural Networks").
+WINOGRAD, WINOGRAD_SAVES = (3, 3), 4
 
 
 class KernelPart(NamedTuple):
@@ -71,6 +75,7 @@ class KernelPart(NamedTuple):
         written_bytes: of a product's result.
         layout_bytes: of tensors that a convolution copies to channels-last and back.
         product: None if it is no plain matrix product.
+        can_be_winograd: of a convolution whose window of 3 x 3 moves by one.
     """
 
     group: str
@@ -79,6 +84,7 @@ class KernelPart(NamedTuple):
     written_bytes: int = 0
     layout_bytes: int = 0
     product: Product | None = None
+    can_be_winograd: bool = False
 
 
 def parts_of(
@@ -94,8 +100,8 @@ def parts_of(
         flops: of its products.
     """
     if name in CONVOLUTIONS:
-        groups = args[8]
-        return (_convolution("forward", args[0], args[1], outputs[0], groups),)
+        how = (args[3], args[5], args[8])
+        return (_convolution("forward", args[0], args[1], outputs[0], *how),)
     if name == "convolution_backward":
         return _convolution_backward(args)
     if name in PRODUCTS:
@@ -168,16 +174,23 @@ def _compressed_product(
 
 
 def _convolution_backward(args: Sequence[Any]) -> tuple[KernelPart, ...]:
-    gradient, x, weight, groups, mask = args[0], args[1], args[2], args[9], args[10]
+    gradient, x, weight, mask = *args[:3], args[10]
+    how = (args[4], args[6], args[9])
     ways = [way for way, wanted in zip(("data", "weight"), mask[:2], strict=True) if wanted == TRUE]
-    parts = [_convolution(way, x, weight, gradient, groups) for way in ways]
+    parts = [_convolution(way, x, weight, gradient, *how) for way in ways]
     if not parts:  # the bias alone: a sum
         return (KernelPart("reduce", 0, math.prod(gradient.shape) * gradient.dtype.itemsize),)
     return tuple(parts)
 
 
 def _convolution(
-    way: str, x: TensorSpec, weight: TensorSpec, y: TensorSpec, groups: int
+    way: str,
+    x: TensorSpec,
+    weight: TensorSpec,
+    y: TensorSpec,
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
 ) -> KernelPart:
     """Return one of the three kernels: forward, gradient of the data, gradient of the weight.
 
@@ -206,7 +219,10 @@ def _convolution(
     padded = _padded(inner, INNER_PADDING) * _padded(outer, OUTER_PADDING)
     # tensor cores want channels last: other tensors are copied, read and written once each
     layout = 0 if is_last or size > 2 else 2 * tensors
-    return KernelPart("convolution", once * padded, moved, layout_bytes=layout)
+    is_winograd = tuple(weight.shape[2:]) == WINOGRAD and {*stride, *dilation} == {1}
+    return KernelPart(
+        "convolution", once * padded, moved, layout_bytes=layout, can_be_winograd=is_winograd
+    )
 
 
 def _is_channels_last(tensor: TensorSpec) -> bool:
@@ -287,7 +303,8 @@ class FactorTable:
         groups: factors by kind of kernel.
         formats: number formats of the data of each kind; empty if there were none.
         cards: names of the cards whose whole steps are in the data.
-        operator_cards: of those whose single operators are.
+        other_cards: of those whose single operators are, or whose steps in fp32 decide how long
+            convolutions take on CUDA cores.
         doubt: half-widths that cover 90 %, and how many steps they come from.
     """
 
@@ -296,7 +313,7 @@ class FactorTable:
     groups: dict[str, Factors]
     formats: dict[str, tuple[str, ...]]
     cards: tuple[str, ...]
-    operator_cards: tuple[str, ...]
+    other_cards: frozenset[str]
     doubt: dict[str, Any]
 
 
@@ -310,13 +327,18 @@ def table() -> FactorTable:
         groups={name: Factors(**group["factors"]) for name, group in found["groups"].items()},
         formats={name: tuple(group["formats"]) for name, group in found["groups"].items()},
         cards=tuple(found["cards"]["steps"]),
-        operator_cards=tuple(found["cards"]["operators"]),
+        other_cards=frozenset(found["cards"]["operators"] + found["cards"]["convolutions"]),
         doubt=found["doubt"],
     )
 
 
-def group_of(part: KernelPart, dtype: torch.dtype | None) -> str:
-    """Return the kind of kernel with its number format, where the data tell formats apart."""
+def group_of(part: KernelPart, dtype: torch.dtype | None, card: Card) -> str:
+    """Return the kind of kernel with its number format, where the data tell formats apart.
+
+    Convolutions in fp32 are kinds of their own on cards without TF32: CUDA cores do them.
+    """
+    if part.group == "convolution" and dtype is torch.float32 and not card.tf32_flops_per_second:
+        return "convolution_winograd" if part.can_be_winograd else "convolution_fp32"
     is_half = dtype is not None and dtype.itemsize <= 2  # int8 is multiplied by the same cores
     if part.group in ("stream", "product"):
         return f"{part.group}_{'half' if is_half else 'fp32'}"
@@ -328,12 +350,12 @@ def is_measured(group: str, dtype: torch.dtype | None) -> bool:
     return str(dtype).removeprefix("torch.") in table().formats[group]
 
 
-def half_width_of(part: KernelPart, dtype: torch.dtype | None) -> float:
+def half_width_of(part: KernelPart, dtype: torch.dtype | None, card: Card) -> float:
     """Return the relative half-width that a part adds to that of a step: 0 for most.
 
     It is wide for what no data are of, and for kernels of which cuDNN has fast and slow ones.
     """
-    doubt, group = table().doubt, group_of(part, dtype)
+    doubt, group = table().doubt, group_of(part, dtype, card)
     widths = [0.0]
     if part.flops and not is_measured(group, dtype):
         widths.append(doubt["unmeasured"]["half_width"])
@@ -348,7 +370,7 @@ def time_and_draw(
     """Return the seconds of a part on a card whose peak for its format is given, and its draw."""
     found = table()
     ideal = ideal_of(part, card, peak, found.reach, found.joules_per_flop)
-    factors = found.groups[group_of(part, dtype)]
+    factors = found.groups[group_of(part, dtype, card)]
     least = least_factor(part, card, peak)
     factors = replace(factors, compute=max(factors.compute, least))
     seconds, moved = (float(combined(ideal, f)) for f in (factors, replace(factors, compute=0.0)))
@@ -484,8 +506,8 @@ def time_note(card: Card | None, unsure_share: float, of: str = "The time") -> s
         f"{steps} steps of other models in fp16 on an RTX 3090"
     )
     if not _is_seen(card):
-        others = set(table().operator_cards) - {card.name if card else ""}
-        text += f" and fp32 operators on {len(others)} other cards"
+        others = table().other_cards - {card.name if card else ""}
+        text += f" and fp32 operators and convolutional networks on {len(others)} other cards"
     if unsure_share > LEAST_SHARE:
         text += "; it is wide because there are few or no measurements of some of its kernels"
     return f"{text}."
@@ -611,7 +633,7 @@ def _time_of(work: Work, num_kernels: int, card: Card, tf32_matmul: bool) -> Ste
     parts = [time_and_draw(part, work.dtype, card, peak) for part in work.parts]
     busy = max(sum(seconds for seconds, _ in parts), bound)
     estimate = max(busy, LAUNCH_SECONDS * num_kernels)
-    width = max((half_width_of(part, work.dtype) for part in work.parts), default=0.0)
+    width = max((half_width_of(part, work.dtype, card) for part in work.parts), default=0.0)
     return StepTime(
         lower_bound_seconds=bound,
         estimate_seconds=estimate,
@@ -650,7 +672,9 @@ def _seconds_of(work: Work, card: Card, tf32_matmul: bool) -> tuple[float, float
     """Return the seconds of arithmetic and of memory traffic, each at the card's peak."""
     assert card.memory_bytes_per_second is not None
     peak = peak_of(work, card, tf32_matmul) if work.flops else None
-    return work.flops / peak if peak else 0.0, work.num_bytes / card.memory_bytes_per_second
+    groups = {group_of(part, work.dtype, card) for part in work.parts}
+    flops = work.flops / (WINOGRAD_SAVES if "convolution_winograd" in groups else 1)
+    return flops / peak if peak else 0.0, work.num_bytes / card.memory_bytes_per_second
 
 
 def peak_of(work: Work, card: Card, tf32_matmul: bool) -> float | None:

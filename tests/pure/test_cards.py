@@ -123,6 +123,7 @@ def test_a_larger_or_newer_card_of_a_family_is_no_slower(older, newer):
         ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
         ("Quadro RTX 6000", "quadro-rtx-6000"),
         ("NVIDIA H100 NVL", "h100-nvl"),
+        ("GeForce RTX 2080 Super with Max-Q Design", "rtx-2080-super-max-q"),
     ],
 )
 def test_many_spellings_find_a_card(text, name):
@@ -361,7 +362,7 @@ def test_cuda_gives_a_little_less_than_the_size_on_the_box(name, size):
 
 
 def kind_of(card):
-    if card.title.endswith("Laptop GPU"):
+    if card.title.endswith(("Laptop GPU", "Max-Q Design")):
         return "laptop"
     if "GeForce" in card.title:
         return "GeForce"

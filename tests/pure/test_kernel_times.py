@@ -186,6 +186,51 @@ def test_convolutions_in_groups_are_kinds_of_their_own(groups, is_last, group):
     assert part.group == group
 
 
+@pytest.mark.parametrize(
+    ("window", "stride", "dilation", "dtype", "card", "group"),
+    [
+        (3, 1, 1, torch.float32, "t4", "convolution_winograd"),
+        (3, 1, 1, torch.float32, "rtx-3090", "convolution"),  # TF32 on tensor cores
+        (3, 1, 1, FP16, "t4", "convolution"),
+        (3, 2, 1, torch.float32, "t4", "convolution_fp32"),
+        (3, 1, 2, torch.float32, "gtx-1080-ti", "convolution_fp32"),
+        (1, 1, 1, torch.float32, "v100-32", "convolution_fp32"),
+        (5, 1, 1, torch.float32, "t4", "convolution_fp32"),
+    ],
+)
+def test_convolutions_on_cuda_cores_are_kinds_of_their_own(
+    window, stride, dilation, dtype, card, group
+):
+    x, weight = meta(2, 32, 16, 16, dtype=dtype), meta(32, 32, window, window, dtype=dtype)
+    same = dilation * (window - 1) // 2
+    how = ([stride] * 2, [same] * 2, [dilation] * 2, False, [0, 0], 1)
+    y = aten.convolution.default(x, weight, None, *how)
+    forward = signature_of(aten.convolution.default, (x, weight, None, *how), {})
+    mask = [True, True, False]
+    backward = signature_of(aten.convolution_backward.default, (y, x, weight, None, *how, mask), {})
+    on = cards.card(card)
+    for signature, results in ((forward, (y,)), (backward, (x, weight))):
+        made = tuple(TensorSpec(dtype, tuple(out.shape), out.stride()) for out in results)
+        found = roofline.work_of(signature, made).parts
+        assert {roofline.group_of(part, dtype, on) for part in found} == {group}
+        assert all(roofline.half_width_of(part, dtype, on) == 0 for part in found) == (
+            group != "convolution" or dtype == FP16
+        )
+
+
+def test_winograd_takes_less_than_its_multiplications_at_the_peak():
+    """A window of 3 x 3 on a card whose CUDA cores do it, by hand."""
+    x, card = meta(64, 256, 28, 28), cards.card("v100-32")
+    factors = roofline.table().groups
+    for window, group, saves in ((3, "convolution_winograd", 4), (5, "convolution_fp32", 1)):
+        time = roofline.step_time([convolution(x, meta(256, 256, window, window))], card)
+        size = 28 - (window - 3)  # padded by one
+        at_peak = 2 * 64 * size**2 * 256 * 256 * window**2 / card.fp32_flops_per_second
+        assert time.estimate_seconds == pytest.approx(factors[group].compute * at_peak, rel=1e-3)
+        assert time.lower_bound_seconds == pytest.approx(at_peak / saves, rel=1e-3)
+    assert factors["convolution_winograd"].compute < 1 < factors["convolution_fp32"].compute
+
+
 @pytest.mark.parametrize(("mask", "number"), [((1, 1, 0), 2), ((0, 1, 1), 1), ((0, 0, 1), 1)])
 def test_each_gradient_of_a_convolution_is_a_kernel(mask, number):
     x, y, weight = meta(2, 8, 8, 8), meta(2, 16, 8, 8), meta(16, 8, 3, 3)
@@ -268,7 +313,8 @@ def test_no_factor_is_absurd_and_every_kind_of_kernel_has_one():
     groups = roofline.table().groups
     for group in ("stream_fp32", "stream_half", "product_fp32", "product_half", "attention",
                   "other_product", "batch_norm", "normalize_forward", "normalize_backward",
-                  "reduce", "pool", "transpose", "convolution", "grouped_first", "grouped_last",
+                  "reduce", "pool", "transpose", "convolution", "convolution_fp32",
+                  "convolution_winograd", "grouped_first", "grouped_last",
                   "depthwise_forward", "depthwise_data", "depthwise_weight"):  # fmt: skip
         factors = groups[group]
         values = (factors.compute, factors.memory, factors.written, factors.layout)
@@ -290,9 +336,10 @@ def test_the_half_width_grows_with_what_is_not_known():
     assert f"± {width(other, 0.4):.0%}" in note
     steps = doubt["model"]["steps"] - doubt["erratic"]["steps"]
     assert f"from {steps} steps of other models in fp16" in note
-    assert "fp32 operators on 5 other cards" in note
+    others = "fp32 operators and convolutional networks on {} other cards"
+    assert others.format(13) in note
     of_operators = roofline.time_note(cards.card("t4"), 0.0)
-    assert "fp32 operators on 4 other cards" in of_operators, "its own are not those of another"
+    assert others.format(12) in of_operators, "its own are not those of another"
     assert "few or no measurements" in note
     assert "other cards" not in roofline.time_note(known, 0.0)
 

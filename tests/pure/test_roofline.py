@@ -224,7 +224,8 @@ def test_fp32_products_take_tf32_units_only_when_told_and_convolutions_always():
     (convolution,) = (c for c in record(lambda: layer(x)) if flops(c))
     assert bound(convolution) == pytest.approx(flops(convolution) / 494.7e12)
     assert bound(convolution, tf32_matmul=True) == bound(convolution)
-    assert bound(convolution, T4) == pytest.approx(flops(convolution) / 8.1e12)
+    # without TF32 by Winograd's algorithm, with a quarter of the products at least
+    assert bound(convolution, T4) == pytest.approx(flops(convolution) / 4 / 8.1e12)
 
 
 @pytest.mark.parametrize(("name", "fp32"), [("p100", 9.3e12), ("p4", 5.5e12)])
