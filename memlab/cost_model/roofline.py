@@ -37,14 +37,10 @@ from memlab.devices.operators import TRUE, Scalar, Signature, TensorSpec, call_o
 # An operator may run more than one kernel, and a kernel may read a tensor twice. Batch
 # normalization reads its input once for the mean and the variance and once more to
 # normalize, so its forward moves three times its input where an ideal one moves two.
+# The backward of a convolution has two parts, the gradient of the input and that of the weight.
 # What follows turns parts into seconds.
 #
-# The backward of a convolution has two parts, the gradient of the input and that of the
-# weight:
-#
-#     convolution_backward -> KernelPart("convolution", ...), KernelPart("convolution", ...)
-#
-# Left out: the algorithm that cuDNN takes, and values that decide how much work there is.
+# Left out: values that decide how much work there is.
 
 Product = tuple[int, int, int, int]
 """Batch, rows, columns and inner size of a matrix product."""
@@ -59,9 +55,8 @@ COPIES = {"clone", "copy_", "_to_copy"}
 # Channels are padded to what a tile of the tensor cores holds: 8 fp16 numbers are 16 bytes, the
 # least that is read at once (cuDNN developer guide), and kernels have tiles of 32 columns or more.
 INNER_PADDING, OUTER_PADDING, GROUP_PADDING = 8, 32, 16
-# The window of cuDNN's Winograd convolutions, and how many times less they multiply than is counted,
-# at most: tiles of 4 x 4 outputs take 36 products where 144 are counted (Lavin and Gray, "Fast
-# Algorithms for Convolutional Neural Networks").
+# The window of cuDNN's Winograd convolutions, and how many times less they multiply at most: a tile
+# of 4 x 4 outputs takes 36 products for 144 (Lavin and Gray, 2016, "Fast Algorithms ...").
 WINOGRAD, WINOGRAD_SAVES = (3, 3), 4
 
 
@@ -100,8 +95,8 @@ def parts_of(
         flops: of its products.
     """
     if name in CONVOLUTIONS:
-        how = (args[3], args[5], args[8])
-        return (_convolution("forward", args[0], args[1], outputs[0], *how),)
+        moves = (*args[3], *args[5])
+        return (_convolution("forward", args[0], args[1], outputs[0], moves, args[8]),)
     if name == "convolution_backward":
         return _convolution_backward(args)
     if name in PRODUCTS:
@@ -175,27 +170,21 @@ def _compressed_product(
 
 def _convolution_backward(args: Sequence[Any]) -> tuple[KernelPart, ...]:
     gradient, x, weight, mask = *args[:3], args[10]
-    how = (args[4], args[6], args[9])
+    moves, groups = (*args[4], *args[6]), args[9]
     ways = [way for way, wanted in zip(("data", "weight"), mask[:2], strict=True) if wanted == TRUE]
-    parts = [_convolution(way, x, weight, gradient, *how) for way in ways]
+    parts = [_convolution(way, x, weight, gradient, moves, groups) for way in ways]
     if not parts:  # the bias alone: a sum
         return (KernelPart("reduce", 0, math.prod(gradient.shape) * gradient.dtype.itemsize),)
     return tuple(parts)
 
 
 def _convolution(
-    way: str,
-    x: TensorSpec,
-    weight: TensorSpec,
-    y: TensorSpec,
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+    way: str, x: TensorSpec, weight: TensorSpec, y: TensorSpec, moves: tuple[int, ...], groups: int
 ) -> KernelPart:
     """Return one of the three kernels: forward, gradient of the data, gradient of the weight.
 
     x is (N, C, ...), weight (K, C / groups, ...) and y (N, K, ...); transposed, C and K change
-    places, which no number here depends on.
+    places, which no number here depends on. `moves` are its stride and dilation.
     """
     samples, inputs = x.shape[:2]
     outputs = y.shape[1]
@@ -219,10 +208,8 @@ def _convolution(
     padded = _padded(inner, INNER_PADDING) * _padded(outer, OUTER_PADDING)
     # tensor cores want channels last: other tensors are copied, read and written once each
     layout = 0 if is_last or size > 2 else 2 * tensors
-    is_winograd = tuple(weight.shape[2:]) == WINOGRAD and {*stride, *dilation} == {1}
-    return KernelPart(
-        "convolution", once * padded, moved, layout_bytes=layout, can_be_winograd=is_winograd
-    )
+    winograd = weight.shape[2:] == WINOGRAD and {*moves} == {1}
+    return KernelPart("convolution", once * padded, moved, 0, layout, None, winograd)
 
 
 def _is_channels_last(tensor: TensorSpec) -> bool:
