@@ -228,7 +228,7 @@ def fit() -> tuple[dict[str, float], list[Line]]:
 
 def _is_laptop(name: str) -> bool:
     own = resolve(name).card
-    return own is not None and own.title.endswith(("Laptop GPU", "Max-Q Design"))
+    return own is not None and own.is_laptop
 
 
 def summary(found: list[Line]) -> list[Line]:

@@ -32,6 +32,7 @@ STATIC, FLOOR = 0.2, 0.8
 WORKING_WIDTH, OTHER_WIDTH, LIMIT_WIDTH = 0.2, 0.35, 0.15
 LEAST_WIDTH, SLOWER_WIDTH = 0.08, 0.35
 SAID = "Under a power limit of"  # how the note begins
+EXAMPLE = 0.6  # share of a laptop's most power that a note writes as an example
 
 
 class DrawnBy(StrEnum):
@@ -165,9 +166,15 @@ def draw(card: Card, busy: Busy, seconds: float, clock: float) -> PowerDraw:
 
 
 def notes(card: Card, slower: float) -> list[str]:
-    """Return a note on what a power limit costs; none without one."""
+    """Return a note on what a power limit costs; without one only for a laptop, which has some."""
     if card.limit_watts is None:
-        return []
+        if not card.is_laptop or card.board_watts is None:
+            return []
+        return [
+            f"The time is that of {card.board_watts:g} W, the most that this card may take. Many "
+            f'laptops allow less and are slower: say how much, as in "{card.name}, '
+            f'{EXAMPLE * card.board_watts:.0f} W" (nvidia-smi -q -d POWER says it).'
+        ]
     said = f"{SAID} {card.limit_watts:g} W"
     if card.board_watts is not None and card.limit_watts > card.board_watts:
         return [

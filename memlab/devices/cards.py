@@ -132,6 +132,11 @@ class Card:
         return self.compute_capability >= AMPERE
 
     @property
+    def is_laptop(self) -> bool:
+        """Whether it is a form for laptops, whose makers choose how much power it may take."""
+        return self.title.endswith(("Laptop GPU", "Max-Q Design"))
+
+    @property
     def int8_flops_per_second(self) -> float | None:
         """Rate of products of int8 numbers.
 

@@ -362,7 +362,7 @@ def test_cuda_gives_a_little_less_than_the_size_on_the_box(name, size):
 
 
 def kind_of(card):
-    if card.title.endswith(("Laptop GPU", "Max-Q Design")):
+    if card.is_laptop:
         return "laptop"
     if "GeForce" in card.title:
         return "GeForce"

@@ -56,6 +56,11 @@ def test_a_limit_near_the_draw_is_in_doubt_and_one_far_above_is_none():
     assert "takes no longer" in power.notes(cards.card("h100, 690 W"), 1.0)[0]
     assert "above the 450 W" in power.notes(cards.card("rtx-4090, 600 W"), 1.0)[0]
     assert power.notes(cards.card("h100"), 1.0) == []
+    (note,) = power.notes(cards.card("rtx-3080-laptop-16"), 1.0)
+    assert "of 150 W, the most" in note
+    assert '"rtx-3080-laptop-16, 90 W"' in note
+    assert "of 90 W" in power.notes(cards.card("rtx-2070-max-q"), 1.0)[0]
+    assert "most" not in power.notes(cards.card("rtx-3080-laptop-16, 90 W"), 1.2)[0]
 
 
 def test_the_mean_draw_is_that_of_the_kernels_by_their_time():
