@@ -3,7 +3,8 @@
 It reads what `python -m benchmarks.gpu_peaks` wrote: for each public run the peak that was measured
 and those that memlab predicts, one for each hypothesis about the workspaces of convolutions; what
 memlab said of all other rows of `python -m benchmarks.field --tools memlab`; and the times of
-`python -m benchmarks.host_pace` and `python -m benchmarks.one_card`.
+`python -m benchmarks.host_pace`, `python -m benchmarks.one_card` and `python -m
+benchmarks.older_cards`.
 
 - **Weights.** A hypothesis counts by the inverse square of its error: the mean over models of the
   mean absolute error of its peaks.
@@ -219,19 +220,21 @@ def evidence_of_convnets(steps: Sequence[Mapping[str, Any]]) -> list[PublicRun]:
 
 
 def evidence_of_one_card(steps: Sequence[Mapping[str, Any]]) -> list[PublicRun]:
-    """Return the steps of `one_card`."""
+    """Return the steps of `one_card`, or of `older_cards`."""
     found = []
     for step in steps:
-        is_resnet, is_o2 = step["model"] == one_card.RESNET, step["format"] == one_card.O2
+        is_resnet, is_o2 = step["model"] not in one_card.SIZES, step["format"] == one_card.O2
         how = "SGD" if is_resnet else f"AdamW, {one_card.TOKENS} tokens"
+        beyond = f"samples {step['beyond'] + 1} to " if step.get("beyond") else ""
+        left_open = "" if is_resnet or is_o2 else "what its optimizer waited for the host"
         precision = "fp16" if is_o2 else step["format"]
         in_words = "fp16 with fp32 copies" if is_o2 else precision
         found.append(PublicRun(
             number="step_seconds", device=step["card"], model=step["model"],
             kernels=(CONVOLUTIONS,) if is_resnet else (), precision=precision,
-            setting=f"{in_words}, {how}, batch of {step['batch']}",
+            setting=f"{in_words}, {how}, {beyond or 'batch of '}{step['batch']}",
             measured=step["ms"] / 1e3, predicted=step["predicted ms"] / 1e3,
-            left_open="" if is_resnet or is_o2 else "what its optimizer waited for the host",
+            left_open="how many watts its laptop allowed" if step.get("laptop") else left_open,
             source=step["source"],
         ))  # fmt: skip
     return found
@@ -345,7 +348,7 @@ def main() -> None:
     """Write both files, and show how well the widths hold."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     folder = Path("build/benchmarks")
-    for name in ("gpu_peaks", "field", "host_pace", "one_card"):
+    for name in ("gpu_peaks", "field", "host_pace", "one_card", "older_cards"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=Path, help=f"the JSON of {name}",
                             default=folder / f"{name}.json")  # fmt: skip
     given = parser.parse_args()
@@ -357,7 +360,8 @@ def main() -> None:
     runs = evidence_of_peaks(rows)
     runs += evidence_of_field(json.loads(given.field.read_text())["rows"])
     runs += evidence_of_convnets(json.loads(given.host_pace.read_text())["steps"])
-    runs += evidence_of_one_card(json.loads(given.one_card.read_text())["steps"])
+    for each in (given.one_card, given.older_cards):
+        runs += evidence_of_one_card(json.loads(each.read_text())["steps"])
     write(runs, evidence.FILE)
     evidence.public_runs.cache_clear()
     report.show("how often a width of nine in ten holds, the model or the card left out", [

@@ -63,6 +63,7 @@ class Row:
     format: str
     batch: int
     seconds: float
+    source: str
     fewer: int = 0
 
     @property
@@ -79,18 +80,22 @@ def rows() -> list[Row]:
     with DATA.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             names = (row["card"], row["system"], row["model"], row["format"])
-            made = Row(*names, int(row["batch"]), float(row["step_ms"]) / 1e3)
+            source = row["source"].partition(":")[0]
+            made = Row(*names, int(row["batch"]), float(row["step_ms"]) / 1e3, source)
             (by_batch if made.system in OF_SIA else found).append(made)
     for names in dict.fromkeys((r.card, r.system, r.model, r.format) for r in by_batch):
         own = [row for row in by_batch if (row.card, row.system, row.model, row.format) == names]
         most = max(own, key=lambda row: row.batch)
         fewer = min((row for row in own if 2 * row.batch >= most.batch), key=lambda row: row.batch)
-        found.append(Row(*names, most.batch, most.seconds - fewer.seconds, fewer.batch))
+        seconds = most.seconds - fewer.seconds
+        found.append(Row(*names, most.batch, seconds, most.source, fewer.batch))
     with host_pace.DATA.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if row["format"] == "fp32" and not card(row["card"]).tf32_flops_per_second:
                 seconds = float(row["median_ms"]) / 1e3
-                found.append(Row(row["card"], "b12", row["model"], "fp32", 12, seconds))
+                found.append(
+                    Row(row["card"], "b12", row["model"], "fp32", 12, seconds, host_pace.SOURCE)
+                )
     return found
 
 
@@ -274,7 +279,8 @@ def steps(quick: bool) -> list[Line]:
             "card": row.card, "model": row.model, "format": row.format, "batch": row.batch,
             "beyond": row.fewer, "system": row.system, "ms": 1e3 * row.seconds,
             "predicted ms": 1e3 * seconds, "off %": 100 * (seconds / row.seconds - 1),
-            "stated %": 100 * (made.uncertainty or {})["step_seconds"],
+            "stated %": 100 * (made.uncertainty or {})["step_seconds"], "source": row.source,
+            "laptop": _is_laptop(row.card),
         })  # fmt: skip
     return found
 
@@ -291,14 +297,17 @@ def main() -> None:
         write(values, fits)
         return
     found = steps(given.quick)
-    report.show("steps on cards before Ampere and in laptops", found)
+    report.show("steps on cards before Ampere and in laptops", [
+        {name: value for name, value in each.items() if name not in ("source", "laptop")}
+        for each in found
+    ])  # fmt: skip
     berts = [each for each in found if each["model"] in one_card.SIZES
              and each["format"] != one_card.O2 and not each["beyond"]]  # fmt: skip
     with_host = one_card.with_host(berts)
     of_all = [each for each in found if each not in berts] + with_host
     tables = {
         "all, BERT with what its optimizer waits, by the other cards": of_all,
-        "laptops": [each for each in of_all if _is_laptop(each["card"])],
+        "laptops": [each for each in of_all if each["laptop"]],
         **{f"{kind} in {number_format}": [
             each for each in of_all
             if each["format"] == number_format and (each["model"] in one_card.SIZES) == is_bert

@@ -3,7 +3,9 @@
 On a CPU these are its graphs, for a card the function that Inductor writes, without its kernels.
 """
 
+import copy
 import dataclasses
+import functools
 import importlib
 import shutil
 import sys
@@ -337,6 +339,36 @@ def test_the_main_module_has_the_names_of_a_notebook_as_they_are_now():
         compiler.main_of(two)(),
     ):
         pass
+
+
+def test_a_name_that_two_later_functions_disagree_on_is_refused():
+    """The first of three scopes does not have it."""
+    scopes = [{"__name__": "__main__", **names} for names in ({}, {"load": 1.5}, {"load": 2.5})]
+    with pytest.raises(UnsupportedError, match="'load' is two"), compiler.main_of(scopes)():
+        pass
+
+
+HOOKED = """
+import torch
+
+def much(x):
+    return torch.tanh(x) * 2
+
+def hook(module, args, output):
+    return much(output)
+"""
+
+
+def test_a_hook_of_a_notebook_on_a_model_of_libraries_is_compiled_in_a_worker():
+    """Nothing else of it is of `__main__`: the model is built by copying it."""
+    names = {"__name__": "__main__"}
+    exec(HOOKED, names)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    model[0].register_forward_hook(names["hook"])
+    assert compiler.scopes_of_main(model, []) == [names]
+    workload = of(functools.partial(copy.deepcopy, model), 64)
+    predicted = memlab.predict(workload, StepConfig(batch_size=4, compile=True), "cpu")
+    assert predicted.outcome == Outcome.OK, predicted.message
 
 
 SWITCHED = (

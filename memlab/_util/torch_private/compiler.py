@@ -97,11 +97,12 @@ def scopes_of_main(
     They are of a notebook or a script, and were sent to this worker by value.
 
     Args:
-        model: whose methods, and functions that it holds, are among them.
+        model: whose methods, and functions that it holds, its hooks too, are among them.
         functions: further ones.
     """
     owners = {base for module in model.modules() for base in type(module).__mro__}
     values = [value for owner in (*owners, *model.modules()) for value in vars(owner).values()]
+    values += [each for value in values if isinstance(value, dict) for each in value.values()]
     every: list[Any] = [each for each in values if isinstance(each, FUNCTIONS)]
     scopes = [getattr(inspect.unwrap(each), "__globals__", {}) for each in (*every, *functions)]
     here = vars(sys.modules["__main__"])
@@ -134,10 +135,10 @@ def main_of(scopes: list[dict[str, Any]]) -> Callable[[], contextlib.AbstractCon
 
     @contextlib.contextmanager
     def found() -> Iterator[None]:
-        first, *others = scopes
-        for scope in others:
-            for name in scope.keys() & first.keys():
-                if scope[name] is not first[name] and not name.startswith("__"):
+        known: dict[str, Any] = {}
+        for scope in scopes:
+            for name, value in scope.items():
+                if known.setdefault(name, value) is not value and not name.startswith("__"):
                     raise UnsupportedError(
                         f"{name!r} is two different things to functions of __main__, and "
                         "torch.compile would take one for both; define the model in a file of its "
