@@ -145,6 +145,13 @@ def test_the_time_of_a_transformer_on_one_card_has_runs_of_its_own_kind():
     assert {cards.card(each.device).compute_capability[0] for each in found} == {8}
 
 
+def test_an_old_card_has_times_of_its_own_generation():
+    for device in ("t4", "rtx-2060", "rtx-2070-max-q"):
+        found = evidence(result_for(device, kernels=(CONVOLUTIONS,)), "step_seconds")
+        assert {cards.resolve(each.device).card.compute_capability for each in found} == {(7, 5)}
+        assert {each.precision for each in found} == {"fp32"}
+
+
 def test_what_was_reserved_stands_for_what_convnets_allocated():
     found = evidence(result_for("rtx-3060", kernels=(CONVOLUTIONS,)), "peak_allocated_bytes")
     assert {each.number for each in found} == {"peak_reserved_bytes"}
