@@ -226,7 +226,8 @@ def evidence_of_one_card(steps: Sequence[Mapping[str, Any]]) -> list[PublicRun]:
         is_resnet, is_o2 = step["model"] not in one_card.SIZES, step["format"] == one_card.O2
         how = "SGD" if is_resnet else f"AdamW, {one_card.TOKENS} tokens"
         beyond = f"samples {step['beyond'] + 1} to " if step.get("beyond") else ""
-        left_open = "" if is_resnet or is_o2 else "what its optimizer waited for the host"
+        left_open = [] if is_resnet or is_o2 else ["what its optimizer waited for the host"]
+        left_open += ["how many watts its laptop allowed"] if step.get("laptop") else []
         precision = "fp16" if is_o2 else step["format"]
         in_words = "fp16 with fp32 copies" if is_o2 else precision
         found.append(PublicRun(
@@ -234,7 +235,7 @@ def evidence_of_one_card(steps: Sequence[Mapping[str, Any]]) -> list[PublicRun]:
             kernels=(CONVOLUTIONS,) if is_resnet else (), precision=precision,
             setting=f"{in_words}, {how}, {beyond or 'batch of '}{step['batch']}",
             measured=step["ms"] / 1e3, predicted=step["predicted ms"] / 1e3,
-            left_open="how many watts its laptop allowed" if step.get("laptop") else left_open,
+            left_open=" and ".join(left_open),
             source=step["source"],
         ))  # fmt: skip
     return found

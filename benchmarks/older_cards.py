@@ -13,8 +13,8 @@ fp32 numbers on their CUDA cores, and on laptops.
 Two factors of `kernel_times.json` are fitted to fp32 rows of these: those of convolutions that
 Winograd's algorithm can take (windows of 3 x 3 that move by one), and of all others. Fitted: rows
 without convolutions in groups whose kernels take at least four times what the host takes to issue
-them; laptops are left out, whose clocks are not known. Each card is also left out in turn, and each
-family of models.
+them; laptops are left out, whose clocks are not known. Each card is also left out in turn, each
+generation of cards, and each family of models.
 
     python -m benchmarks.older_cards [--write]
 
@@ -50,6 +50,7 @@ OF_SIA = ("azure", "rtx", "default")
 OF_TORCHVISION = ("b12", "TITAN Xp")
 FACTORS = {"convolution_winograd.compute": (0.8, 0.5), "convolution_fp32.compute": (1.2, 0.3)}
 BUSY = 4  # times what the host takes, at least, for the rows of a fit
+STATED = roofline.time_half_width(None, 0.0)  # of a step whose kernels are all known
 Line = dict[str, Any]
 
 
@@ -72,6 +73,11 @@ class Row:
         found = re.match("[a-z]+", self.model)
         assert found is not None
         return found[0]
+
+    @property
+    def generation(self) -> tuple[int, int] | None:
+        """The compute capability of its card."""
+        return card(self.card).compute_capability
 
 
 def rows() -> list[Row]:
@@ -212,9 +218,9 @@ def fit() -> tuple[dict[str, float], list[Line]]:
     everything = fit_to(np.ones(len(used), dtype=bool))
     fits = seconds(everything)
     left_out = {}
-    for what in ("card", "family"):
+    for what in ("card", "generation", "family"):
         left_out[what] = np.zeros(len(used))
-        names = np.array([getattr(row, what) for row in used])
+        names = np.array([str(getattr(row, what)) for row in used])
         for name in np.unique(names):
             own = names == name
             left_out[what][own] = seconds(fit_to(~own))[own]
@@ -225,8 +231,8 @@ def fit() -> tuple[dict[str, float], list[Line]]:
          "beyond": row.fewer, "ms": 1e3 * row.seconds,
          "as on tensor cores %": 100 * (old / row.seconds - 1),
          "fitted %": 100 * (fits[at] / row.seconds - 1),
-         "card left out %": 100 * (left_out["card"][at] / row.seconds - 1),
-         "family left out %": 100 * (left_out["family"][at] / row.seconds - 1)}
+         **{f"{what} left out %": 100 * (each[at] / row.seconds - 1)
+            for what, each in left_out.items()}}
         for at, (row, old) in enumerate(zip(used, before, strict=True))
     ]  # fmt: skip
 
@@ -242,7 +248,9 @@ def summary(found: list[Line]) -> list[Line]:
     return [
         {"what": name.removesuffix(" %"), "rows": len(found),
          "median |off| %": statistics.median(abs(line[name]) for line in found),
-         "9 of 10 within %": float(np.quantile([abs(line[name]) for line in found], 0.9))}
+         "9 of 10 within %": float(np.quantile([abs(line[name]) for line in found], 0.9)),
+         "within what is stated %": 100 * statistics.mean(
+             float(abs(1 / (1 + line[name] / 100) - 1) <= STATED) for line in found)}
         for name in names
     ]  # fmt: skip
 

@@ -37,6 +37,9 @@ from memlab.runtime.isolation import TOO_LONG
 from memlab.techniques import every
 from memlab.workload import Workload
 
+# Held while a panel's workload is looked at: of panels that are closed meanwhile nothing is asked.
+INSPECTING = threading.Lock()
+
 # Predictions that a person keeps: each becomes a row of the table once it is exact. No
 # widgets.
 
@@ -451,7 +454,9 @@ class Page:
     # what is known of a workload
 
     def _inspect(self, name: str) -> None:
-        with self.guarded():
+        with INSPECTING, self.guarded():
+            if self.closed:
+                return
             try:
                 facts: WorkloadFacts | str = inspect_workload(self._workloads[name])
             except MemlabError as error:

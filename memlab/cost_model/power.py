@@ -32,7 +32,7 @@ STATIC, FLOOR = 0.2, 0.8
 WORKING_WIDTH, OTHER_WIDTH, LIMIT_WIDTH = 0.2, 0.35, 0.15
 LEAST_WIDTH, SLOWER_WIDTH = 0.08, 0.35
 SAID = "Under a power limit of"  # how the note begins
-EXAMPLE = 0.6  # share of a laptop's most power that a note writes as an example
+EXAMPLE = 0.8  # share of a laptop's most power that a note writes as an example
 
 
 class DrawnBy(StrEnum):
@@ -172,8 +172,8 @@ def notes(card: Card, slower: float) -> list[str]:
             return []
         return [
             f"The time is that of {card.board_watts:g} W, the most that this card may take. Many "
-            f'laptops allow less and are slower: say how much, as in "{card.name}, '
-            f'{EXAMPLE * card.board_watts:.0f} W" (nvidia-smi -q -d POWER says it).'
+            f"laptops allow less and are slower: say how much behind its name, as in "
+            f'", {EXAMPLE * card.board_watts:.0f} W" (nvidia-smi -q -d POWER says it).'
         ]
     said = f"{SAID} {card.limit_watts:g} W"
     if card.board_watts is not None and card.limit_watts > card.board_watts:

@@ -2,8 +2,9 @@
 
 The lower bound of an operator is the longer of two times: its arithmetic at the datasheet peak of
 its number format, and its bytes at the datasheet bandwidth, with each tensor read and written once.
-It is a bound for *this* algorithm on *this* memory. Tensors in the L2 cache are read faster, so for
-small tensors it is not strict. People
+It is a bound for *this* algorithm on *this* memory. Convolutions by FFT, or by Winograd on tensor
+cores, multiply less than is counted, and tensors in the L2 cache are read faster, so for small
+tensors it is not strict. People
 are shown the estimate: what kernels of that kind reach, and launches.
 
 An example: multiplying two 4096 x 4096 matrices in bf16 takes 2 * 4096**3 = 137 GFLOP and moves
@@ -290,8 +291,7 @@ class FactorTable:
         groups: factors by kind of kernel.
         formats: number formats of the data of each kind; empty if there were none.
         cards: names of the cards whose whole steps are in the data.
-        other_cards: of those whose single operators are, or whose steps in fp32 decide how long
-            convolutions take on CUDA cores.
+        operator_cards: of those whose single operators are.
         doubt: half-widths that cover 90 %, and how many steps they come from.
     """
 
@@ -300,7 +300,7 @@ class FactorTable:
     groups: dict[str, Factors]
     formats: dict[str, tuple[str, ...]]
     cards: tuple[str, ...]
-    other_cards: frozenset[str]
+    operator_cards: tuple[str, ...]
     doubt: dict[str, Any]
 
 
@@ -314,7 +314,7 @@ def table() -> FactorTable:
         groups={name: Factors(**group["factors"]) for name, group in found["groups"].items()},
         formats={name: tuple(group["formats"]) for name, group in found["groups"].items()},
         cards=tuple(found["cards"]["steps"]),
-        other_cards=frozenset(found["cards"]["operators"] + found["cards"]["convolutions"]),
+        operator_cards=tuple(found["cards"]["operators"]),
         doubt=found["doubt"],
     )
 
@@ -322,10 +322,13 @@ def table() -> FactorTable:
 def group_of(part: KernelPart, dtype: torch.dtype | None, card: Card) -> str:
     """Return the kind of kernel with its number format, where the data tell formats apart.
 
-    Convolutions in fp32 are kinds of their own on cards without TF32: CUDA cores do them.
+    Convolutions that CUDA cores do, for want of tensor cores for the format, are of their own.
     """
-    if part.group == "convolution" and dtype is torch.float32 and not card.tf32_flops_per_second:
-        return "convolution_winograd" if part.can_be_winograd else "convolution_fp32"
+    if part.group == "convolution":
+        fields = {torch.float32: "tf32", **FORMATS}
+        rate = getattr(card, f"{fields[dtype]}_flops_per_second") if dtype in fields else None
+        if rate is None and dtype is not torch.float64:
+            return "convolution_winograd" if part.can_be_winograd else "convolution_fp32"
     is_half = dtype is not None and dtype.itemsize <= 2  # int8 is multiplied by the same cores
     if part.group in ("stream", "product"):
         return f"{part.group}_{'half' if is_half else 'fp32'}"
@@ -493,8 +496,8 @@ def time_note(card: Card | None, unsure_share: float, of: str = "The time") -> s
         f"{steps} steps of other models in fp16 on an RTX 3090"
     )
     if not _is_seen(card):
-        others = table().other_cards - {card.name if card else ""}
-        text += f" and fp32 operators and convolutional networks on {len(others)} other cards"
+        others = set(table().operator_cards) - {card.name if card else ""}
+        text += f" and fp32 operators on {len(others)} other cards"
     if unsure_share > LEAST_SHARE:
         text += "; it is wide because there are few or no measurements of some of its kernels"
     return f"{text}."

@@ -3,7 +3,8 @@
 `evidence.csv` beside this file is written by `python -m benchmarks.calibrate_memory`. Each row is a
 run that somebody else measured and published. How hypotheses on cuDNN weigh was fitted without the
 model of the row; how long the samples of peft's table are, by one of its rows, which is left out.
-Where new segments lie was found with the rows of xMem.
+Where new segments lie was found with the rows of xMem. How long convolutions take on CUDA cores was
+fitted to steps of convnets in fp32 on cards before Ampere, and a host's pace to those of Megatron.
 
 The width that is stated for memory is that of split conformal prediction over the rows of the same
 kind: within it lie nine in ten of them, with the correction for few rows. It is a share of rows,

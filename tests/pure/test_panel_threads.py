@@ -5,10 +5,10 @@ import sys
 import threading
 from types import SimpleNamespace
 
-from memlab._panel import job, panel_state
+from memlab._panel import job, page, panel_state
 from memlab._panel.saved_page import Still
 from memlab.runtime import isolation
-from tests.panel_parts import PATIENCE_SECONDS, until
+from tests.panel_parts import PATIENCE_SECONDS, make_facts, opened, until
 
 
 def test_a_throttle_sends_the_first_at_once_and_the_last_always(monkeypatch):
@@ -114,3 +114,25 @@ def test_a_page_is_heard_though_the_subshell_of_the_last_answer_has_ended():
         assert not hasattr(made.comm, "_reply_subshell_id")
     made.close()
     made.send_csv("a,b")
+
+
+def test_of_panels_that_are_closed_meanwhile_no_workload_is_looked_at(monkeypatch):
+    """Each would wait for the worker in turn, and so would what a person asks for next."""
+    looked, end = [], threading.Event()
+
+    def look(workload):
+        looked.append(workload.name)
+        assert end.wait(PATIENCE_SECONDS)
+        return make_facts()
+
+    monkeypatch.setattr(page, "inspect_workload", look)
+    with opened("t4") as first:
+        until(lambda: looked)
+        closed = []
+        for _ in range(3):
+            with opened("t4") as panel:
+                closed.append(panel)
+        end.set()
+        for panel in (first, *closed):
+            assert panel._page._find_facts.wait(PATIENCE_SECONDS)
+    assert len(looked) == 1

@@ -356,6 +356,10 @@ def much(x):
 
 def hook(module, args, output):
     return much(output)
+
+class Object:
+    def __call__(self, model, batch):
+        return much(model(batch)).mean()
 """
 
 
@@ -366,6 +370,10 @@ def test_a_hook_of_a_notebook_on_a_model_of_libraries_is_compiled_in_a_worker():
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
     model[0].register_forward_hook(names["hook"])
     assert compiler.scopes_of_main(model, []) == [names]
+    partial = nn.Sequential(nn.Linear(64, 64))
+    partial.register_forward_hook(functools.partial(functools.partial(names["hook"])))
+    assert compiler.scopes_of_main(partial, []) == [names]
+    assert compiler.scopes_of_main(nn.Linear(2, 2), [names["Object"]()]) == [names]
     workload = of(functools.partial(copy.deepcopy, model), 64)
     predicted = memlab.predict(workload, StepConfig(batch_size=4, compile=True), "cpu")
     assert predicted.outcome == Outcome.OK, predicted.message

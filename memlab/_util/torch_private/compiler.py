@@ -4,6 +4,7 @@ They take seconds to import, so each is imported when a function here first need
 """
 
 import contextlib
+import functools
 import importlib
 import inspect
 import os
@@ -103,11 +104,20 @@ def scopes_of_main(
     owners = {base for module in model.modules() for base in type(module).__mro__}
     values = [value for owner in (*owners, *model.modules()) for value in vars(owner).values()]
     values += [each for value in values if isinstance(value, dict) for each in value.values()]
-    every: list[Any] = [each for each in values if isinstance(each, FUNCTIONS)]
-    scopes = [getattr(inspect.unwrap(each), "__globals__", {}) for each in (*every, *functions)]
+    every = map(_function_of, (*values, *functions))
+    scopes = [getattr(inspect.unwrap(each), "__globals__", {}) for each in every]
     here = vars(sys.modules["__main__"])
     own = [each for each in scopes if each.get("__name__") == "__main__" and each is not here]
     return list({id(scope): scope for scope in own}.values())
+
+
+def _function_of(value: Any) -> Any:
+    """Return the function that a call of a value runs: of a method, a partial, or an object."""
+    while isinstance(value, functools.partial):
+        value = value.func
+    if isinstance(value, FUNCTIONS) or not callable(value):
+        return value
+    return type(value).__call__
 
 
 def main_of(scopes: list[dict[str, Any]]) -> Callable[[], contextlib.AbstractContextManager[None]]:
