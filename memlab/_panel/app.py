@@ -320,7 +320,9 @@ class Panel:
         """
         file = file_for(path)
         config, device = self.config, choices.name_of(self._asked.device)
-        divided = divided_words(self.workload)
+        # looking at the workload waits for a run that is measured meanwhile
+        known = self._page.knows_division
+        divided = self._page.divided if known else divided_words(self.workload)
         predictions = predicted_around(self.workload, config, device)
         files, first = files_of(self.workload, predictions), predictions[0].result
         payload = self._still.payload_with(files, first.number_format, divided)

@@ -503,6 +503,12 @@ class Page:
         name = self._asked.name
         return state.divided_words(self._facts_of(name), self._effect_of(name))
 
+    @property
+    def knows_division(self) -> bool:
+        """Whether `divided` rests on the workload as it was looked at."""
+        name = self._asked.name
+        return self._facts_of(name) is not None and self._effect_of(name) is not None
+
     # runs
 
     def tell(self, progress: Progress) -> None:

@@ -15,7 +15,7 @@ from memlab.errors import ConfigError, WorkloadError
 from memlab.prediction import step_file
 from memlab.prediction.step_file import packed_result, result_in
 from memlab.result import Source
-from tests.panel_parts import make_result, opened
+from tests.panel_parts import make_result, opened, until
 from tests.store_parts import a_script_run
 
 GIB = 2**30
@@ -32,6 +32,14 @@ def step_page(tmp_path_factory):
     path = tmp_path_factory.mktemp("pages") / "step.html"
     with opened("t4", config=StepConfig(batch_size=8), memory_limit="2 GiB") as panel:
         return panel.save(path)
+
+
+def test_what_the_panel_knows_of_its_workload_is_not_asked_again(tmp_path, monkeypatch):
+    """The question would wait until a run that is measured meanwhile has ended."""
+    with opened("t4", config=StepConfig(batch_size=8, accumulation_steps=2)) as panel:
+        until(lambda: panel._page.knows_division)
+        monkeypatch.setattr("memlab._panel.app.divided_words", lambda _: pytest.fail("asked"))
+        assert panel.save(tmp_path / "step.html").stat().st_size > 10_000
 
 
 def payload(view):
