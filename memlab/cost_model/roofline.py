@@ -2,9 +2,8 @@
 
 The lower bound of an operator is the longer of two times: its arithmetic at the datasheet peak of
 its number format, and its bytes at the datasheet bandwidth, with each tensor read and written once.
-It is a bound for *this* algorithm on *this* memory. Convolutions by FFT, or by Winograd on tensor
-cores, multiply less than is counted, and tensors in the L2 cache are read faster, so for small
-tensors it is not strict. People
+It is a bound for *this* algorithm on *this* memory: by FFT, or by Winograd on tensor cores, less is
+multiplied, and tensors in the L2 cache are read faster, so for small ones it is not strict. People
 are shown the estimate: what kernels of that kind reach, and launches.
 
 An example: multiplying two 4096 x 4096 matrices in bf16 takes 2 * 4096**3 = 137 GFLOP and moves
@@ -324,11 +323,9 @@ def group_of(part: KernelPart, dtype: torch.dtype | None, card: Card) -> str:
 
     Convolutions that CUDA cores do, for want of tensor cores for the format, are of their own.
     """
-    if part.group == "convolution":
-        fields = {torch.float32: "tf32", **FORMATS}
-        rate = getattr(card, f"{fields[dtype]}_flops_per_second") if dtype in fields else None
-        if rate is None and dtype is not torch.float64:
-            return "convolution_winograd" if part.can_be_winograd else "convolution_fp32"
+    rate = FORMATS.get(dtype or torch.float32, "tf32") + "_flops_per_second"
+    if part.group == "convolution" and dtype != torch.float64 and getattr(card, rate) is None:
+        return "convolution_winograd" if part.can_be_winograd else "convolution_fp32"
     is_half = dtype is not None and dtype.itemsize <= 2  # int8 is multiplied by the same cores
     if part.group in ("stream", "product"):
         return f"{part.group}_{'half' if is_half else 'fp32'}"
