@@ -30,6 +30,7 @@ from memlab._panel.state import (
 from memlab._panel.texts import Line
 from memlab._util.units import format_bytes, format_seconds
 from memlab.config import BudgetEngine, Checkpointing, Precision, StepConfig
+from memlab.cost_model.power import OF_LAPTOP
 from memlab.errors import ConfigError
 from memlab.result import Outcome, StepResult, format_percent, signed_percent
 from memlab.search.explain import remedies
@@ -52,7 +53,8 @@ def advice_line(
 ) -> Line:
     """Return what to do about the shown step; an empty line if it fits.
 
-    Attention that holds its whole matrix is told in any case, with the number format that does not.
+    Attention that holds its whole matrix is told in any case, with the number format that does not,
+    and so is how many watts a laptop's time is for.
     For a step that is refused because of the model's cache, the line offers to switch it off.
 
     Args:
@@ -64,9 +66,9 @@ def advice_line(
     if shown is not None and shown.outcome is Outcome.UNSUPPORTED and OFF in shown.message:
         text = "the model fills a cache of keys and values, and a recompute would fill it twice"
         return Line(text, remedy=("switch it off", {"model_cache": False}), kind=WARN)
-    attention = Line("") if shown is None else _attention_line(shown)
-    if shown is None or fit_verdict(shown, limit_bytes).kind != BAD or attention.remedy:
-        return attention
+    noted = Line("") if shown is None else _noted_line(shown)
+    if shown is None or fit_verdict(shown, limit_bytes).kind != BAD or noted.remedy:
+        return noted
 
     limit = limit_bytes or shown.memory_limit_bytes
     fitting = _nearest_that_fits(shown, runs, limit)
@@ -79,12 +81,13 @@ def advice_line(
     return hopeless or _next_line(shown, runs, said_of_division)
 
 
-def _attention_line(shown: StepResult) -> Line:
-    """Return what attention holds that runs in another kernel than a person may expect."""
+def _noted_line(shown: StepResult) -> Line:
+    """Return what a person may not expect: in which kernel attention runs, or a laptop's watts."""
     note = next((note for note in shown.notes if MATH_KERNEL in note), "")
+    of_laptop = next((note for note in shown.notes if OF_LAPTOP in note), "")
     precision = Precision.BF16_MIXED
     if not note:
-        return Line("")
+        return Line(of_laptop)
     words = f"precision={str(precision)!r}"
     remedy = (f"use {precision}", {"precision": precision}) if words in note else None
     return Line(note, remedy=remedy, kind=WARN)

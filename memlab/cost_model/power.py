@@ -32,6 +32,7 @@ STATIC, FLOOR = 0.2, 0.8
 WORKING_WIDTH, OTHER_WIDTH, LIMIT_WIDTH = 0.2, 0.35, 0.15
 LEAST_WIDTH, SLOWER_WIDTH = 0.08, 0.35
 SAID = "Under a power limit of"  # how the note begins
+OF_LAPTOP = "the most that this card may take"  # is in the note of a laptop without a limit
 EXAMPLE = 0.8  # share of a laptop's most power that a note writes as an example
 
 
@@ -171,8 +172,8 @@ def notes(card: Card, slower: float) -> list[str]:
         if not card.is_laptop or card.board_watts is None:
             return []
         return [
-            f"The time is that of {card.board_watts:g} W, the most that this card may take. Many "
-            f"laptops allow less and are slower: say how much behind its name, as in "
+            f"The time is that of {card.board_watts:g} W, {OF_LAPTOP}. Many laptops allow less and "
+            f"are slower: say how much behind its name, as in "
             f'", {EXAMPLE * card.board_watts:.0f} W" (nvidia-smi -q -d POWER says it).'
         ]
     said = f"{SAID} {card.limit_watts:g} W"

@@ -8,6 +8,9 @@ from memlab import Outcome, StepConfig
 from memlab._panel import outlook, state
 from memlab._panel.outlook import Status
 from memlab._panel.runs import Run, RunLog
+from memlab.cost_model import power
+from memlab.devices.cards import card
+from memlab.result import Source
 from memlab.runtime.isolation import TOO_LONG
 from tests.forecast_parts import MIB, estimate, predicted, question
 from tests.panel_parts import make_result, opened
@@ -132,3 +135,13 @@ def test_a_run_of_this_very_setting_comes_before_its_prediction():
     assert "measured" in now.fit(200 * MIB).text
     assert "predicted 99.0 MiB (-1.00 %)" in now.costs()
     assert now.note() == ""
+
+
+def test_a_laptop_without_a_limit_says_whose_watts_its_time_is_of():
+    (note,) = power.notes(card("rtx-3080-laptop-16"), 1.0)
+    told = make_result(source=Source.PREDICTED, device="rtx-3080-laptop-16", notes=(note,))
+    line = outlook.advice_line(told, [], None)
+    assert "of 150 W, the most" in line.text
+    assert line.remedy is None
+    other = make_result(source=Source.PREDICTED, device="rtx-4090")
+    assert outlook.advice_line(other, [], None).text == ""
