@@ -156,6 +156,6 @@ def test_a_batch_that_was_recorded_keeps_its_time():
 @pytest.mark.parametrize(("share", "width"), [(0.0, 0.25), (0.05, 0.25 + 0.05 / 0.95)])
 def test_what_is_missing_widens_the_uncertainty_before_it_takes_the_time(share, width):
     kernels = Kernels(effects=[], seconds=None, unknown_share=share)
-    recording = SimpleNamespace(assumptions=())
+    recording = SimpleNamespace(assumptions=(), padded_bytes=0)
     found = predict._uncertainty(100, kernels, recording, None, Compiled())
     assert found["step_seconds"] == pytest.approx(width)
