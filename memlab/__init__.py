@@ -4,24 +4,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from memlab._util import torch_found as _torch_found  # noqa: F401  # isort: skip
-from memlab import workloads
 from memlab._version import __version__
-from memlab.api import measure, measure_loading, measure_run, predict, predict_run, verify
 from memlab.config import StepConfig
-from memlab.cost_model.cost_store import forget_costs
-from memlab.devices.cards import card
 from memlab.errors import MemlabError
 from memlab.loading import LoadingConfig, LoadingResult
 from memlab.result import Outcome, StepResult
 from memlab.running import require_ok
-from memlab.runtime.verify_report import VerifyReport
-from memlab.store.frames import results, stored_results, table, to_frame
-from memlab.store.recorded import recorded, recordings
 from memlab.workload import SampleSize, Workload, WorkloadChoices
 
 if TYPE_CHECKING:
-    from memlab import course, plots
+    from memlab import course, plots, workloads
     from memlab._panel import panel
+    from memlab.api import measure, measure_loading, measure_run, predict, predict_run, verify
+    from memlab.cost_model.cost_store import forget_costs
+    from memlab.devices.cards import card
     from memlab.integrations.export import export_script
     from memlab.integrations.from_script import from_script
     from memlab.integrations.from_trainer import from_trainer
@@ -33,6 +29,7 @@ if TYPE_CHECKING:
     from memlab.memory.hygiene import replay_allocations
     from memlab.prediction.evidence import evidence
     from memlab.prediction.run_settings import Evaluation, Generation, TrainingRun
+    from memlab.runtime.verify_report import VerifyReport
     from memlab.search.explain import explain
     from memlab.search.graph_of_step import graph_table
     from memlab.search.ladder import ladder
@@ -42,6 +39,8 @@ if TYPE_CHECKING:
     from memlab.search.recommend import recommend
     from memlab.search.sweep import sweep
     from memlab.store.compare import compare
+    from memlab.store.frames import results, stored_results, table, to_frame
+    from memlab.store.recorded import recorded, recordings
     from memlab.techniques.checkpointing.graph_segments import checkpoint_graph
     from memlab.techniques.step import build_step
 
@@ -56,30 +55,31 @@ __all__ = [
     "replay_allocations", "require_ok", "results", "run_script", "stored_results", "sweep",
     "table", "to_frame", "training_step", "verify", "watch", "workloads",
 ]  # fmt: skip
-LATE = {  # public names whose modules `import memlab` does not wait for
-    "panel": "_panel", "explain_error": "integrations.out_of_memory",
-    "export_script": "integrations.export",
-    "run_script": "integrations.person_script", "from_script": "integrations.from_script",
-    "from_trainer": "integrations.from_trainer",
-    "open_snapshot": "integrations.snapshot",
-    "training_step": "integrations.training_step", "replay_allocations": "memory.hygiene",
-    "plots": "plots", "course": "course", "watch": "integrations.watch",
-    "Evaluation": "prediction.run_settings", "evidence": "prediction.evidence",
-    "Generation": "prediction.run_settings", "TrainingRun": "prediction.run_settings",
-    "predict_batches": "search.largest_batch",
-    "explain": "search.explain", "graph_table": "search.graph_of_step", "ladder": "search.ladder",
-    "largest_batch": "search.largest_batch", "predict_lengths": "search.lengths",
-    "compare_base": "search.quantized_base", "recommend": "search.recommend",
-    "sweep": "search.sweep", "compare": "store.compare",
-    "checkpoint_graph": "techniques.checkpointing.graph_segments", "build_step": "techniques.step",
+OF_MODULES = {  # verbs, and nouns that few need: `import memlab` does not wait for these modules
+    "_panel": "panel", "course": "course", "plots": "plots", "workloads": "workloads",
+    "api": "measure measure_loading measure_run predict predict_run verify",
+    "cost_model.cost_store": "forget_costs", "devices.cards": "card", "search.explain": "explain",
+    "integrations.export": "export_script", "integrations.from_script": "from_script",
+    "integrations.from_trainer": "from_trainer", "integrations.out_of_memory": "explain_error",
+    "integrations.person_script": "run_script", "integrations.snapshot": "open_snapshot",
+    "integrations.training_step": "training_step", "integrations.watch": "watch",
+    "memory.hygiene": "replay_allocations", "prediction.evidence": "evidence",
+    "prediction.run_settings": "Evaluation Generation TrainingRun", "search.sweep": "sweep",
+    "runtime.verify_report": "VerifyReport", "search.graph_of_step": "graph_table",
+    "search.ladder": "ladder", "search.largest_batch": "largest_batch predict_batches",
+    "search.lengths": "predict_lengths", "search.quantized_base": "compare_base",
+    "search.recommend": "recommend", "store.recorded": "recorded recordings",
+    "store.frames": "results stored_results table to_frame", "store.compare": "compare",
+    "techniques.checkpointing.graph_segments": "checkpoint_graph", "techniques.step": "build_step",
 }  # fmt: skip
+LATE = {name: module for module, names in OF_MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what comes after a result when it is first asked for: explanation, plots, widgets."""
+    """Import a late name when it is first asked for."""
     if name in LATE:
         module = importlib.import_module(f"memlab.{LATE[name]}")
-        return module if name in ("plots", "course") else getattr(module, name)
+        return module if name == LATE[name] else getattr(module, name)
     raise AttributeError(f"module 'memlab' has no attribute {name!r}")
 
 
