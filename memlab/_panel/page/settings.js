@@ -48,9 +48,9 @@ export function settingOf({ batch_size, accumulation_steps, memory_budget }) {
 
 /** @param {string} text of a number box @returns {number | null} null if it is not allowed */
 export function wholeNumber(text) {
+  const isNumber = /^\s*(\d+|\d{1,3}([\s,]\d{3})+)\s*$/.test(text); // "1,00" may mean 1 or 100
   const number = Number(text.replace(/[\s,]/g, ""));
-  const isAllowed = Number.isInteger(number) && number >= 1 && number <= MOST_SAMPLES;
-  return isAllowed && /^[\s,\d]+$/.test(text) ? number : null;
+  return isNumber && number >= 1 && number <= MOST_SAMPLES ? number : null;
 }
 
 /** @param {string} text of a number box @returns {number | null} null if it is not allowed */
