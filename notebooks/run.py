@@ -10,6 +10,7 @@ changed is said in the words of `memlab compare`; `--update` writes it down.
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -35,6 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the notebooks named on the command line and return the exit code."""
     options = _parse(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
+    # of a kernel: threads that spin while they wait take the cores from whatever else runs
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     num_failed = 0
     for notebook in options.notebooks or sorted(HERE.glob("*.ipynb")):
         start = time.perf_counter()
