@@ -39,6 +39,7 @@ from benchmarks import host_pace, one_card, peft_table, report
 from memlab.cost_model.cuda_kernels import Workspaces, middle
 from memlab.devices import cards
 from memlab.prediction import evidence
+from memlab.prediction.error_bounds import FILE
 from memlab.prediction.evidence import (
     CONVOLUTIONS,
     QUANTIZED,
@@ -46,7 +47,6 @@ from memlab.prediction.evidence import (
     PublicRun,
     half_width,
 )
-from memlab.prediction.memory_widths import FILE
 
 OF_NEEDED = 0.99  # of the runs that the width of needed bytes has to cover
 SHORTEST_KNOWN_BATCH = 17

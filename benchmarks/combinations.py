@@ -31,7 +31,7 @@ from memlab.prediction.predict import predict_in_process
 from memlab.running import Ended
 from memlab.runtime.verify import reference_of, verify_in_process
 from memlab.techniques import compilation
-from memlab.techniques.every import EVERY
+from memlab.techniques.registry import EVERY
 from memlab.techniques.step import build_step, set_seed
 from memlab.techniques.technique import Plan
 from memlab.tracing import fake_cuda

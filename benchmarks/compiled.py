@@ -23,7 +23,7 @@ from benchmarks import models, report
 from memlab import StepConfig
 from memlab._util.torch_private.inductor import planned_by_inductor
 from memlab.devices.cards import resolve
-from memlab.prediction.memory_widths import OF_ONE_PROGRAM
+from memlab.prediction.error_bounds import OF_ONE_PROGRAM
 from memlab.prediction.predict import predict_in_process
 from memlab.runtime.measure import measure_in_process
 from memlab.techniques import compilation

@@ -53,7 +53,7 @@ from memlab.cost_model.cuda_kernels import (
 )
 from memlab.devices import cards
 from memlab.memory.replay import AllocatorSettings, least_limit, replay, serves
-from memlab.prediction.memory_widths import weights
+from memlab.prediction.error_bounds import weights
 from memlab.tracing.assembly import KernelMemory, trace_of
 from memlab.tracing.recording import OpTrace
 

@@ -45,7 +45,7 @@ from memlab.running import Progress
 from memlab.search import recommend
 from memlab.search.alternatives import can_be_planned, with_settings
 from memlab.search.search import SAME_TIME, Race, WorkloadSearch
-from memlab.techniques import every
+from memlab.techniques import registry
 
 CARD, SEARCHED_BATCH, SEARCHED_LIMITS = "rtx-4060", 240, ("600MiB", "500MiB")
 FIELDS = ("precision", "optimizer", "checkpointing", "checkpoint_policy", "memory_budget",
@@ -176,7 +176,7 @@ def counted(found: WorkloadSearch) -> dict[str, int]:
         budgets = (1.0, *space.budgets) if can_be_planned(step) else (1.0,)
         for divisor, budget in itertools.product(space.accumulation_steps, budgets):
             config = replace(step, accumulation_steps=divisor, memory_budget=budget)
-            if every.is_refused(config, found.target.kind):
+            if registry.is_refused(config, found.target.kind):
                 continue
             total["legal"] += 1
             is_judged = step in recorded and (step, divisor) in divided

@@ -7,7 +7,7 @@ order in which techniques apply. Left out: the prose around the table, which is 
 from pathlib import Path
 
 from benchmarks import report
-from memlab.techniques.every import EVERY
+from memlab.techniques.registry import EVERY
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "saving.md"
 MARK = "techniques"

@@ -38,7 +38,7 @@ from memlab.prediction.planning import plan_in_process
 from memlab.prediction.plans import plan_for
 from memlab.prediction.predict import predict_in_process
 from memlab.running import Ended
-from memlab.techniques import every
+from memlab.techniques import registry
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "sharded_combinations.md"
 ONCE = {"sync_each_micro_batch": False}  # as the first stage of DeepSpeed does
@@ -94,7 +94,7 @@ def tried(strategy: str, technique: str, ranks: Ranks) -> Found:
     if set(ON_A_CARD) & own.keys() and not config.is_deepspeed:
         return _predicted(replace(config, batch_size=BATCH_ON_A_CARD), technique)
     try:
-        every.check(config, CPU)
+        registry.check(config, CPU)
         plan = plan_for(WORKLOAD, config, resolve("cpu"), seed=0, run=_run)
         report = ranks.verified(WORKLOAD, config, plan=plan)
     except (MemlabError, Ended) as error:

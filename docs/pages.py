@@ -34,7 +34,7 @@ from memlab.cli.commands import memlab as command_line
 from memlab.cli.commands import setting_option
 from memlab.config import StepConfig
 from memlab.devices.cards import Card, every_card
-from memlab.techniques import every
+from memlab.techniques import registry
 from memlab.techniques.source import ScriptLines
 from memlab.techniques.technique import Setup, Technique, in_words
 
@@ -149,7 +149,7 @@ def reference() -> dict[str, str]:
              "types": _types()}  # fmt: skip
     for names in VERBS.values():
         pages |= {f"memlab.{name}": _public(name) for name in names}
-    return pages | {f"techniques/{t.fields[0]}": _technique(t) for t in every.EVERY}
+    return pages | {f"techniques/{t.fields[0]}": _technique(t) for t in registry.EVERY}
 
 
 def value_of(name: str) -> Any:
@@ -188,7 +188,7 @@ def _auto(kind: str, name: str) -> list[str]:
 
 def _step_config() -> str:
     """Return a section for each field, with its values, default and technique."""
-    owner = {name: t for t in every.EVERY for name in t.fields}
+    owner = {name: t for t in registry.EVERY for name in t.fields}
     parts = ["# StepConfig, field by field", "",
              "A step is described by [`memlab.StepConfig`](memlab.StepConfig.md). The command line "
              "has an option for each field.", ""]  # fmt: skip
@@ -210,14 +210,14 @@ def _step_config() -> str:
 def _techniques() -> str:
     rows = [
         f"| [{_title(t)}](techniques/{t.fields[0]}.md) | {', '.join(f'`{f}`' for f in t.fields)} |"
-        for t in every.EVERY
+        for t in registry.EVERY
     ]
     return "\n".join([
         "# Techniques", "",
         "In the order in which they apply. [What saves memory or time](../docs/saving.md) has all "
         "of them in one table, [what combines](../docs/combinations.md) every pair.", "",
         "| technique | fields of `StepConfig` |", "|---|---|", *rows, "",
-        *_toctree(f"techniques/{t.fields[0]}" for t in every.EVERY),
+        *_toctree(f"techniques/{t.fields[0]}" for t in registry.EVERY),
     ])  # fmt: skip
 
 
@@ -246,7 +246,7 @@ def _technique(technique: Technique) -> str:
 
 def _explanation(technique: Technique) -> list[str]:
     """Return the docstring of the module that ends with this technique."""
-    for module in vars(every).values():
+    for module in vars(registry).values():
         if inspect.ismodule(module) and any(v is technique for v in vars(module).values()):
             return (inspect.getdoc(module) or "").splitlines()
     raise LookupError(technique.fields)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from memlab.integrations.snapshot import open_snapshot
     from memlab.integrations.training_step import training_step
     from memlab.integrations.watch import watch
-    from memlab.memory.hygiene import replay_allocations
+    from memlab.memory.allocation_script import replay_allocations
     from memlab.prediction.evidence import evidence
     from memlab.prediction.run_settings import Evaluation, Generation, TrainingRun
     from memlab.runtime.verify_report import VerifyReport
@@ -63,7 +63,7 @@ OF_MODULES = {  # verbs, and nouns that few need: `import memlab` does not wait 
     "integrations.from_trainer": "from_trainer", "integrations.out_of_memory": "explain_error",
     "integrations.person_script": "run_script", "integrations.snapshot": "open_snapshot",
     "integrations.training_step": "training_step", "integrations.watch": "watch",
-    "memory.hygiene": "replay_allocations", "prediction.evidence": "evidence",
+    "memory.allocation_script": "replay_allocations", "prediction.evidence": "evidence",
     "prediction.run_settings": "Evaluation Generation TrainingRun", "search.sweep": "sweep",
     "runtime.verify_report": "VerifyReport", "search.graph_of_step": "graph_table",
     "search.ladder": "ladder", "search.largest_batch": "largest_batch predict_batches",

@@ -16,7 +16,7 @@ from memlab._panel.state import PRECISIONS, Settings, counts, offered
 from memlab._panel.texts import as_json, more_label, ranks_label
 from memlab._version import __version__
 from memlab.config import FP32_FORMATS, Precision, StepConfig
-from memlab.techniques.every import CONTROLS, EVERY
+from memlab.techniques.registry import CONTROLS, EVERY
 from memlab.techniques.technique import Saving
 from memlab.workload import Value, Workload, WorkloadChoices
 

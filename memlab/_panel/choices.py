@@ -18,7 +18,7 @@ from memlab.devices import cards, clusters
 from memlab.devices.here import describe, resolve_device
 from memlab.errors import ConfigError, MemlabError, WorkloadError
 from memlab.store.recorded import is_recorded, record_of, recordings
-from memlab.techniques import every
+from memlab.techniques import registry
 from memlab.workload import FUNCTIONS, Value, Workload, have_same_values
 from memlab.workloads.quantizing import QUANTIZED
 
@@ -470,7 +470,7 @@ def neighbours(
     return [
         one
         for one in changed
-        if one is not None and one != question and not every.is_refused(one.config, kind)
+        if one is not None and one != question and not registry.is_refused(one.config, kind)
     ]
 
 

@@ -34,7 +34,7 @@ from memlab.cost_model.power import OF_LAPTOP
 from memlab.errors import ConfigError
 from memlab.result import Outcome, StepResult, format_percent, signed_percent
 from memlab.search.explain import remedies
-from memlab.techniques import every
+from memlab.techniques import registry
 from memlab.techniques.attention import MATH_KERNEL
 from memlab.techniques.checkpointing.blocks import OFF
 from memlab.techniques.technique import offers_of
@@ -187,7 +187,7 @@ def _next_line(
         except ConfigError:
             continue
 
-        if not every.is_refused(asked, kind):
+        if not registry.is_refused(asked, kind):
             field, value = next(iter(fields.items()))
             words = f"try {setting_words(field, value)}"
             said = said_of_division(here.config) if field == "accumulation_steps" else ""

@@ -34,7 +34,7 @@ from memlab.running import Progress
 from memlab.runtime.accumulation import AccumulationEffect
 from memlab.runtime.inspect import WorkloadFacts
 from memlab.runtime.isolation import TOO_LONG
-from memlab.techniques import every
+from memlab.techniques import registry
 from memlab.workload import Workload
 
 # Held while a panel's workload is looked at: of panels that are closed meanwhile nothing is asked.
@@ -199,7 +199,7 @@ class Requests:
         first = [
             replace(question, config=config)
             for config in choices.covering(question.config)
-            if not every.is_refused(config, kind)
+            if not registry.is_refused(config, kind)
         ]
         beside = neighbours(question, state.PRECISIONS, before, sizes)
         self._forecasts.ahead(beside, first)

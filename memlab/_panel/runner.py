@@ -31,7 +31,7 @@ from memlab.search.quantized_base import BaseComparison, BaseRemedy, compare_bas
 from memlab.search.recommend import recommend
 from memlab.search.search import BestSoFar
 from memlab.store.recorded import is_recorded
-from memlab.techniques.every import CONTROLS
+from memlab.techniques.registry import CONTROLS
 
 GOING_ON = "a run, a search or a comparison of this panel is going on"
 

@@ -33,8 +33,8 @@ from memlab.prediction.plans import known_frontier
 from memlab.prediction.step_file import packed
 from memlab.result import Outcome, Source, StepResult, outcome_checked
 from memlab.runtime import isolation
-from memlab.techniques import every
-from memlab.techniques.every import CONTROLS
+from memlab.techniques import registry
+from memlab.techniques.registry import CONTROLS
 
 if TYPE_CHECKING:
     from memlab._panel.asked import Asked, Shown
@@ -118,7 +118,7 @@ def predicted_around(workload: Workload, config: StepConfig, device: str) -> lis
     found = [first]
     kind = "cpu" if device == "cpu" else "cuda"
     for other in choices.covering(config):
-        if not every.is_refused(other, kind):
+        if not registry.is_refused(other, kind):
             more = predict_with_size_model(workload, other, device)
             if more.result.outcome is Outcome.OK:
                 found.append(more)

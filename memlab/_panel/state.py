@@ -18,7 +18,7 @@ from memlab.result import CountedPeak, FitStatus, Outcome, Source, StepResult, f
 from memlab.runtime.accumulation import AccumulationEffect
 from memlab.runtime.inspect import WorkloadFacts
 from memlab.runtime.verify_report import VerifyReport
-from memlab.techniques.every import CONTROLS
+from memlab.techniques.registry import CONTROLS
 
 Settings = Mapping[str, Any]
 

@@ -34,9 +34,9 @@ from memlab.runtime.accumulation import AccumulationEffect
 from memlab.runtime.inspect import WorkloadFacts
 from memlab.techniques import accumulation, precision
 from memlab.techniques.checkpointing import checkpointing
-from memlab.techniques.every import CONTROLS, EVERY
 from memlab.techniques.optimizers import optimizer_in_backward, optimizers
 from memlab.techniques.precision import MODEL_DTYPE
+from memlab.techniques.registry import CONTROLS, EVERY
 from memlab.techniques.sharding import sharding
 from memlab.techniques.technique import Setup, Technique
 from memlab.workload import SampleSize, WorkloadChoices

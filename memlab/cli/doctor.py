@@ -50,7 +50,7 @@ from memlab.result import Outcome, StepResult, format_percent
 from memlab.store.recorded import costs_of, own_folder
 from memlab.store.records import SUFFIX, Kind, append, cut_damage, read_lines
 from memlab.techniques.compilation import is_compiled
-from memlab.techniques.every import EVERY, refusals
+from memlab.techniques.registry import EVERY, refusals
 from memlab.techniques.technique import Setup
 from memlab.workload import Workload
 

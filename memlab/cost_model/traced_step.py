@@ -33,7 +33,7 @@ from memlab.errors import UnsupportedError
 from memlab.memory.garbage import older_objects_frozen
 from memlab.result import Outcome
 from memlab.running import Progress, Report, explain
-from memlab.techniques import every
+from memlab.techniques import registry
 from memlab.techniques.compilation import asked_by, is_compiled
 from memlab.techniques.technique import Plan
 from memlab.tracing import fake_cuda, transformers_attention
@@ -209,7 +209,7 @@ def from_recording(
 def _check(config: StepConfig, target: Target, *, compiles: bool) -> None:
     """Raise UnsupportedError if the step cannot be recorded or the card cannot run it."""
     # the check of an optimizer may import its library, which must not happen during a recording
-    every.check(config, torch.device(target.kind), target.card)
+    registry.check(config, torch.device(target.kind), target.card)
     if is_compiled(config) and not compiles:
         raise UnsupportedError(COMPILED_AS_A_WHOLE)
     if is_compiled(config) and target.kind != "cpu":

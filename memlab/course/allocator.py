@@ -5,7 +5,7 @@ from typing import Any
 from memlab._util.units import GIB, MIB, format_bytes, is_a, parse_bytes, shown
 from memlab.course.exercise import Exercise
 from memlab.errors import MemlabError
-from memlab.memory.hygiene import replay_allocations
+from memlab.memory.allocation_script import replay_allocations
 
 MOST_LINES = 12
 LOST = GIB  # that a story has to strand

@@ -54,7 +54,7 @@ from memlab.figures.timeline import (
 from memlab.integrations.snapshot import Snapshot, SnapshotTimeline
 from memlab.integrations.snapshot_blocks import BELOW, SKIPPED_STEPS, UNKNOWN, RunPhase
 from memlab.integrations.snapshot_comparison import SnapshotComparison, signed
-from memlab.memory.hygiene import Moment
+from memlab.memory.allocation_script import Moment
 from memlab.trace import PHASES, Category, Phase
 
 # From bottom to top. What is unknown has the grey of no category.

@@ -32,7 +32,7 @@ from memlab.prediction.plans import plan_for
 from memlab.running import Ended
 from memlab.runtime.isolation import runner
 from memlab.store.recorded import target_for
-from memlab.techniques import batches, every
+from memlab.techniques import batches, registry
 from memlab.techniques.accumulation import has_samples_first
 from memlab.techniques.batches import tensors_of
 from memlab.techniques.checkpointing import checkpointing, policies
@@ -73,7 +73,7 @@ PER_MACHINE = 8  # devices, as most machines for training have
 
 def check(workload: Workload, config: StepConfig, device: torch.device, flavor: Flavor) -> None:
     """Raise UnsupportedError for a setting that a script for a library cannot express."""
-    every.check(config, device)
+    registry.check(config, device)
     # first what no flavor writes, since the others are sent to flavor='pytorch'
     if config.sharding is not Sharding.NONE:
         _check_ranks(config, device, flavor)
@@ -217,7 +217,7 @@ def library_loop(
         shard_group_size=None,
         sync_each_micro_batch=True,
     )
-    source = every.source(Setup(config=own, device=device, plan=plan, workload=workload))
+    source = registry.source(Setup(config=own, device=device, plan=plan, workload=workload))
     optimizer = source.optimizer
     if config.sharding is Sharding.ZERO1:  # its state is divided over the ranks
         divided = replace(own, sharding=config.sharding, world_size=config.world_size)
@@ -515,7 +515,7 @@ def layers_of(
     """Return which layers the ranks divide, found by trying the model; None if they divide none."""
     if not is_tensor_parallel(config):
         return None
-    every.check(config, torch.device(target_for(device, config).kind))
+    registry.check(config, torch.device(target_for(device, config).kind))
     found: Layers | None = _in_worker(layers_for, workload, config, device)
     return found
 

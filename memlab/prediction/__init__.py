@@ -1,7 +1,7 @@
 """Predicting: the same results as measuring, from a step that is only traced.
 
 - `predict.py`: the result of a traced step. Start here. `evidence.py`: how far off it is, by public
-  runs of real cards, and which of them are nearest; `memory_widths.py`: where none says it;
+  runs of real cards, and which of them are nearest; `error_bounds.py`: where none says it;
   `check_against_runs.py`: beside what was measured of the same step.
 - `batch_size_model.py`: a traced step as arithmetic; `interpolation.py`: the result of another
   batch size, number of micro-batches or memory budget by that arithmetic. `step_file.py` writes it

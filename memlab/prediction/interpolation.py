@@ -18,7 +18,7 @@ from memlab.cost_model.overlap import HOST_HALF_WIDTH
 from memlab.cost_model.targets import OF_ITS_TIME
 from memlab.memory.lifetimes import step_memory
 from memlab.result import StepResult
-from memlab.techniques import every
+from memlab.techniques import registry
 from memlab.techniques.checkpointing import checkpointing
 from memlab.techniques.offload import offload
 from memlab.trace import CATEGORIES, PHASES, Category, Phase, Timeline
@@ -197,7 +197,7 @@ def can_regroup(size_model: BatchSizeModel, config: StepConfig) -> bool:
     sizes = (config.micro_batch_size,) * size_model.program.num_recorded
     if not size_model.covers(sizes):
         return False
-    return not every.is_refused(config, "cpu" if size_model.settings is None else "cuda")
+    return not registry.is_refused(config, "cpu" if size_model.settings is None else "cuda")
 
 
 def estimate_accumulation(
@@ -344,7 +344,7 @@ def can_replan(config: StepConfig, kind: str) -> bool:
     """
     offloads = config.offload_activations or config.offload_parameters
     is_alone = config.sharding is Sharding.NONE
-    return is_alone and not offloads and not every.is_refused(config, kind)
+    return is_alone and not offloads and not registry.is_refused(config, kind)
 
 
 def renamed(result: StepResult, config: StepConfig, frontier: BudgetFrontier) -> StepResult:

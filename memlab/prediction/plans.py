@@ -9,7 +9,7 @@ from memlab.config import Checkpointing, StepConfig
 from memlab.devices.cards import Target
 from memlab.result import Outcome
 from memlab.running import Ended, Run
-from memlab.techniques import every
+from memlab.techniques import registry
 from memlab.techniques.checkpointing import policies
 from memlab.techniques.technique import Plan
 from memlab.workload import Workload
@@ -102,7 +102,7 @@ def _key(workload: Workload, config: StepConfig, target_name: str, seed: int) ->
     default = StepConfig()
     reset = {
         name: getattr(default, name)
-        for t in every.EVERY
+        for t in registry.EVERY
         if not t.changes_plans
         for name in t.fields
     }

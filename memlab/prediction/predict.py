@@ -25,20 +25,20 @@ from memlab.memory.lifetimes import build_peak_bytes, growth_notes, step_memory
 from memlab.memory.replay import AllocatorSettings
 from memlab.prediction.batch_size_model import BatchSizeModel, Replayed, replayed, size_model_of
 from memlab.prediction.check_against_runs import Attempt, Measured, check_against_runs
-from memlab.prediction.evidence import CONVOLUTIONS, QUANTIZED, SHARDED, width_of
-from memlab.prediction.memory_widths import (
+from memlab.prediction.error_bounds import (
     Compiled,
     compiled_part,
     planned_part,
     weights,
     width_of_needed,
 )
+from memlab.prediction.evidence import CONVOLUTIONS, QUANTIZED, SHARDED, width_of
 from memlab.result import Outcome, Source, StepResult, format_percent
 from memlab.running import Report
+from memlab.techniques.checkpoint_contents import added_by_saving
 from memlab.techniques.compilation import is_compiled
 from memlab.techniques.meta_init import peak_notes
 from memlab.techniques.offload import offload
-from memlab.techniques.saving import added_by_saving
 from memlab.techniques.step import notes
 from memlab.techniques.technique import Plan
 from memlab.trace import Timeline, Trace

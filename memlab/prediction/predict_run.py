@@ -23,8 +23,8 @@ from memlab.cost_model.traced_step import Failure, TracedStep, from_recording
 from memlab.devices.cards import Target
 from memlab.errors import UnsupportedError
 from memlab.memory.replay import AllocatorSettings, replay
+from memlab.prediction.error_bounds import Compiled, compiled_part
 from memlab.prediction.evidence import CONVOLUTIONS, width_of
-from memlab.prediction.memory_widths import Compiled, compiled_part
 from memlab.prediction.predict import (
     ASSUMED,
     ASSUMED_BRANCH,
@@ -48,7 +48,7 @@ from memlab.prediction.run_stages import (
 )
 from memlab.result import Outcome, Source
 from memlab.running import Report
-from memlab.techniques.saving import added_by_saving, saved_tensors, weights_in
+from memlab.techniques.checkpoint_contents import added_by_saving, saved_tensors, weights_in
 from memlab.techniques.step import Step
 from memlab.trace import Interval, Phase, Trace
 from memlab.tracing.assembly import KernelMemory, layout_of, sizes_of

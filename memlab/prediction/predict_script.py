@@ -32,7 +32,8 @@ from memlab.tracing.assembly import layout_of
 from memlab.tracing.person_script import Script, ScriptRecording, record_script
 from memlab.tracing.program import Program
 from memlab.tracing.script_card import LiveAllocator
-from memlab.tracing.script_course import (
+from memlab.tracing.script_facts import Change, Line
+from memlab.tracing.script_stages import (
     CALLS,
     EVALUATION,
     FIRST,
@@ -41,7 +42,6 @@ from memlab.tracing.script_course import (
     REST,
     STEP,
 )
-from memlab.tracing.script_facts import Change, Line
 from memlab.tracing.script_step import SeenStep, see_step
 from memlab.tracing.trace_step import attention_notes_of_stages
 from memlab.tracing.tracker import Tracker

@@ -37,8 +37,8 @@ from memlab.prediction.run_result import FaultKind, ScriptFault, text_of
 from memlab.prediction.run_stages import peaks_of_stages
 from memlab.trace import Phase, Trace
 from memlab.tracing.person_script import ScriptRecording
-from memlab.tracing.script_course import EVALUATION, GENERATION, SAVING
 from memlab.tracing.script_facts import NOWHERE, Action, Change, Line, ModelCall, OptimizerUpdate
+from memlab.tracing.script_stages import EVALUATION, GENERATION, SAVING
 
 if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import

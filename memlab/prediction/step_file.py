@@ -28,7 +28,7 @@ from memlab.errors import ConfigError, MemlabError
 from memlab.prediction.batch_size_model import BatchSizeModel
 from memlab.prediction.interpolation import can_replan
 from memlab.result import StepResult
-from memlab.techniques import every
+from memlab.techniques import registry
 from memlab.techniques.checkpointing import checkpointing
 from memlab.trace import CATEGORIES
 from memlab.tracing.program import MOST_RECORDED
@@ -224,7 +224,7 @@ def _estimates(config: StepConfig, kind: str) -> dict[str, bool]:
     if config.sharding is not Sharding.NONE:
         return {"accumulation": False, "budget": False}
     divided = replace(config, batch_size=2, accumulation_steps=2)
-    accumulates = not every.is_refused(divided, kind)
+    accumulates = not registry.is_refused(divided, kind)
     of = divided if accumulates else config
     replans = all(can_replan(replace(of, memory_budget=budget), kind) for budget in budgets)
     return {"accumulation": accumulates, "budget": replans}

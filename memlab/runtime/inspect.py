@@ -11,7 +11,7 @@ from memlab.techniques.accumulation import random_modules, sample_mixing_modules
 from memlab.techniques.batches import tensors_of
 from memlab.techniques.checkpointing.blocks import find_blocks
 from memlab.techniques.step import set_seed
-from memlab.tracing.built import outline_of, own_formats
+from memlab.tracing.fakify import outline_of, own_formats
 from memlab.workload import Workload
 
 

@@ -42,7 +42,7 @@ from memlab.techniques.optimizers.optimizers import states_of
 from memlab.techniques.step import Step, build_step, notes
 from memlab.techniques.technique import Plan
 from memlab.trace import Phase, Trace
-from memlab.tracing.built import NUM_STEPS, SETTLED, is_scripted, noticed_script_functions
+from memlab.tracing.fakify import NUM_STEPS, SETTLED, is_scripted, noticed_script_functions
 from memlab.workload import Workload
 
 # The collectives that a real step calls, seen where PyTorch dispatches its operators.

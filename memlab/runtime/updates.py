@@ -18,7 +18,7 @@ from memlab._util.torch_private.tensors import named_parts
 from memlab.config import StepConfig
 from memlab.runtime.measure import MAX_SKIPPED_UPDATES
 from memlab.techniques.accumulation import random_modules, sample_mixing_modules
-from memlab.techniques.checkpointing.places import OF_TORCH
+from memlab.techniques.checkpointing.mutable_state import OF_TORCH
 from memlab.techniques.optimizers.optimizer_in_backward import InBackward
 from memlab.techniques.optimizers.optimizers import state_of
 from memlab.techniques.sharding.ranks import divided_like, seed_of, whole

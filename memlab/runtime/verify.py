@@ -28,8 +28,8 @@ from memlab.memory import cuda
 from memlab.running import Progress, Report, explain
 from memlab.runtime.updates import NUM_UPDATES, Tensors, Update, UpdatesRun, run_updates
 from memlab.runtime.verify_report import VerifyReport
-from memlab.techniques import every
-from memlab.techniques.checkpointing.places import Reachable, is_same
+from memlab.techniques import registry
+from memlab.techniques.checkpointing.mutable_state import Reachable, is_same
 from memlab.techniques.checkpointing.recompute import of_a_model_off
 from memlab.techniques.checkpointing.watched import put
 from memlab.techniques.compilation import forget, is_compiled
@@ -356,10 +356,10 @@ class KeptState:
             put(tensor, values)
 
 
-CARRIED = tuple(every.fields_of_equivalence(Equivalence.NOT_COMPARED))
+CARRIED = tuple(registry.fields_of_equivalence(Equivalence.NOT_COMPARED))
 """Fields of the config that the reference step shares; all others are at their defaults."""
 
-EXACT = every.fields_of_equivalence(Equivalence.BITWISE)
+EXACT = registry.fields_of_equivalence(Equivalence.BITWISE)
 """Fields that may change no bit, each with what it does. They are compared bit by bit."""
 
 # all other fields may round differently or draw other random numbers, and have tolerances

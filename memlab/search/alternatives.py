@@ -24,7 +24,7 @@ from memlab.prediction.interpolation import (
 from memlab.prediction.predict import Prediction
 from memlab.result import StepResult, counted
 from memlab.runtime.accumulation import AccumulationEffect
-from memlab.techniques.every import EVERY
+from memlab.techniques.registry import EVERY
 from memlab.techniques.technique import Equivalence, Technique, offers_of
 
 # The settings that `recommend` tries, as the catalogue of the techniques offers them.

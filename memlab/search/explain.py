@@ -26,7 +26,7 @@ from memlab.search.holdings import (
     name_of_buffers,
     patterns,
 )
-from memlab.techniques import compilation, every, precision
+from memlab.techniques import compilation, precision, registry
 from memlab.techniques.sharding.ranks import is_tensor_parallel
 from memlab.techniques.technique import Saving, catalogue, in_words
 from memlab.trace import CATEGORIES, PHASES, Category, Holding, Phase, Timeline
@@ -210,7 +210,7 @@ def remedies(result: StepResult) -> tuple[Remedy, ...]:
         for remedy in offered
         # of the device with all estimators: that of a result was possible where it was made
         if remedy is not None
-        and not every.is_refused(remedy.config, "cuda", own_optimizer=result.own_optimizer)
+        and not registry.is_refused(remedy.config, "cuda", own_optimizer=result.own_optimizer)
         and step.freed(dict.fromkeys(remedy.categories, 0.0)) > least
         and (remedy.freed_bytes is None or remedy.freed_bytes > least)
     ]

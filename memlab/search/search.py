@@ -55,7 +55,7 @@ from memlab.search.alternatives import (
     may_be_faster,
     with_settings,
 )
-from memlab.techniques import every
+from memlab.techniques import registry
 from memlab.techniques.technique import in_words
 from memlab.trace import CATEGORIES, STATES
 from memlab.workload import Workload
@@ -524,7 +524,7 @@ class WorkloadSearch:
         """Return whether a step is known to be refused, by its settings alone."""
         config = with_settings(self.space.base, settings)
         own = self.workload.make_optimizer is not None
-        return every.is_refused(config, self.target.kind, own_optimizer=own)
+        return registry.is_refused(config, self.target.kind, own_optimizer=own)
 
     # Recording a step, and what it says of others.
 
@@ -786,4 +786,4 @@ def is_idle(result: StepResult, parent: StepResult) -> bool:
 def _leaves_plans(group: Chosen) -> bool:
     """Return whether settings leave alone what is allocated, or move it over a bus."""
     fields = set(group[0])
-    return any(fields & set(t.fields) and not t.changes_plans for t in every.EVERY)
+    return any(fields & set(t.fields) and not t.changes_plans for t in registry.EVERY)

@@ -25,8 +25,15 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 from memlab._util.units import shown
 from memlab.errors import MemlabError, UnsupportedError
+from memlab.techniques.checkpoint_contents import (
+    PROGRESS,
+    RANDOM,
+    STATE,
+    WEIGHT,
+    states_in,
+    weights_in,
+)
 from memlab.techniques.optimizers.optimizers import state_of
-from memlab.techniques.saving import PROGRESS, RANDOM, STATE, WEIGHT, states_in, weights_in
 from memlab.techniques.step import Step
 
 NAME = "update-{:08d}"

@@ -11,7 +11,7 @@ from memlab._util.units import in_docstring
 from memlab.config import Sharding, StepConfig
 from memlab.devices.here import as_device
 from memlab.errors import UnsupportedError
-from memlab.techniques import accumulation, batches, every
+from memlab.techniques import accumulation, batches, registry
 from memlab.techniques.checkpointing import checkpointing
 from memlab.techniques.sharding import sharding_source
 from memlab.techniques.source import ScriptLines, merged, together
@@ -61,10 +61,10 @@ def script(
 def parts(setup: Setup) -> tuple[list[str], list[str]]:
     """Return the imports of a script, and its functions, of which `train` is the last."""
     config, device, workload = setup.config, setup.device, setup.workload
-    every.check(config, device, workload=workload)
+    registry.check(config, device, workload=workload)
     checkpointing.check_plan(config, setup.plan)
     own_kind = workload is not None and batches.is_own_kind(workload)
-    whole = together([*([batches.source()] if own_kind else []), every.source(setup)])
+    whole = together([*([batches.source()] if own_kind else []), registry.source(setup)])
     always = ["import torch"] if own_kind else ["import torch", TREE_MAP]
     train = "\n".join(_train(config, device, whole, workload))
     return merged([*always, *whole.imports]), [*dict.fromkeys(whole.functions), train]

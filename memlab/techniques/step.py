@@ -24,12 +24,12 @@ from memlab.techniques import (
     accumulation,
     clipping,
     compilation,
-    every,
+    expandable_segments,
     inplace,
     layout,
     meta_init,
     precision,
-    segments,
+    registry,
 )
 from memlab.techniques.attention import apply as apply_attention
 from memlab.techniques.batches import map_tensors, moved
@@ -327,10 +327,10 @@ def build_step(
     device = as_device(device)
     has_card = device.type == "cuda" and torch.cuda.is_available()
     card = cards.of_device(device) if has_card else None
-    every.check(config, device, card, workload)
+    registry.check(config, device, card, workload)
     checkpointing.check_plan(config, plan)
 
-    segments.apply(config, device)
+    expandable_segments.apply(config, device)
 
     # the model, in the format and on the device of its weights
     mark(Phase.BUILD, 0)
@@ -477,4 +477,4 @@ def own_batch(batch: Any, config: StepConfig, device: torch.device) -> Any:
 
 def notes(config: StepConfig, device: torch.device, plan: Plan | None) -> list[str]:
     """Return what a reader of this step's numbers must know about its techniques."""
-    return every.notes(Setup(config=config, device=device, plan=plan))
+    return registry.notes(Setup(config=config, device=device, plan=plan))

@@ -5,9 +5,9 @@ ends with a `Technique`. This object holds its fields, whether results stay equa
 plain step, which settings and devices it refuses, its lines in an exported script and an example.
 What it saves and costs is its table in `catalogue.toml`.
 
-`every.py` lists all techniques. All code that concerns every technique reads this list: the checks
-of `build_step`, `script`, the reference step of `verify`, the config that a plan is made for,
-docs/combinations.md and docs/saving.md. So nothing can forget a technique that is in the list.
+`registry.py` lists all techniques. All code that concerns every technique reads this list: the
+checks of `build_step`, `script`, the reference step of `verify`, the config that a plan is made
+for, docs/combinations.md and docs/saving.md. So nothing can forget a technique that is in the list.
 
 A refusal is data. From this one
 

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from memlab._util.units import format_bytes
-from memlab.tracing.built import kind_of
+from memlab.tracing.fakify import kind_of
 
 CONVOLUTIONS = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,

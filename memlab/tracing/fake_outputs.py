@@ -4,10 +4,10 @@ The idea. Fake tensors have shapes and no values, and most operators need no mor
 fake tensors says the shapes of what they return. A step that asks for values is answered from the
 first of these that knows:
 
-    values.py     small tensors of known values, such as a mask of ones: operators on them are run
-                  for real beside the fake ones
-                  random numbers, drawn for real from the step's seed
-    unknown.py    nothing is known: a value is assumed, and the recording says which
+    values.py          small tensors of known values, such as a mask of ones: operators on them are
+                       run for real beside the fake ones
+                       random numbers, drawn for real from the step's seed
+    data_dependent.py  nothing is known: a value is assumed, and the recording says which
 
 For `if (mask.sum() > 3): ...` over `mask = torch.ones(4)`:
 
@@ -51,10 +51,10 @@ from memlab.devices.operators import (
     tensors_of,
 )
 from memlab.errors import UnsupportedError
+from memlab.tracing.data_dependent import Draws, Guesses, UnknownValues, is_mask
 from memlab.tracing.faking import Sparse, accumulates_in_place, are_sparse
 from memlab.tracing.recording import OpTrace
 from memlab.tracing.repeats import PlainCall, Repeats, plain_call, view_of
-from memlab.tracing.unknown import Draws, Guesses, UnknownValues, is_mask
 from memlab.tracing.values import (
     CHANCES,
     MOST_ELEMENTS,

@@ -37,7 +37,7 @@ from memlab.techniques.loss.loss_tensors import CopiedLoss
 from memlab.techniques.step import set_seed
 from memlab.trace import Phase
 from memlab.tracing import triton_launches
-from memlab.tracing.built import (
+from memlab.tracing.fakify import (
     MOST_WITH_VALUES,
     Learn,
     Outline,

@@ -37,7 +37,7 @@ from memlab._util.torch_private.tensors import (
     without_python,
 )
 from memlab.errors import UnsupportedError
-from memlab.tracing.built import (
+from memlab.tracing.fakify import (
     Changed,
     as_own_format,
     attributes_of,

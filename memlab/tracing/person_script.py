@@ -3,7 +3,7 @@
 The script runs as `python train.py` would run it: as `__main__`, with its own arguments, in the
 folder of the caller. Its tensors are fake (`tracker.py`), its card is told as it would tell itself
 (`script_card.py`), what it does outside of this process is kept within a folder that goes with the
-run (`script_world.py`), and its steps are found by what happens (`script_course.py`).
+run (`script_sandbox.py`), and its steps are found by what happens (`script_stages.py`).
 
 Beside what a recorded step has, each operator knows the line of the person's code that called it. A
 backward operator has the line of its forward operator.
@@ -46,10 +46,13 @@ from memlab.errors import UnsupportedError
 from memlab.running import out_of_memory
 from memlab.trace import Phase
 from memlab.tracing.assembly import BESIDE, LiveBlocks
-from memlab.tracing.built import check_dense
+from memlab.tracing.fakify import check_dense
 from memlab.tracing.recording import OpTrace, Streams
 from memlab.tracing.script_card import LiveAllocator, found_by_script
-from memlab.tracing.script_course import (
+from memlab.tracing.script_facts import NOWHERE, Casts, Change, Facts, Line, Watcher
+from memlab.tracing.script_ranks import as_first_rank, of_ranks
+from memlab.tracing.script_sandbox import around_script
+from memlab.tracing.script_stages import (
     BETWEEN,
     SAVING,
     WHOLE,
@@ -58,9 +61,6 @@ from memlab.tracing.script_course import (
     ScriptGuesses,
     named_by_use,
 )
-from memlab.tracing.script_facts import NOWHERE, Casts, Change, Facts, Line, Watcher
-from memlab.tracing.script_ranks import as_first_rank, of_ranks
-from memlab.tracing.script_world import around_script
 from memlab.tracing.tracker import NO_OPERATORS, Tracker, is_of_list, is_view, record_fake
 from memlab.tracing.values import for_real, tensors_in
 

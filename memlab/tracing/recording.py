@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memlab.devices.operators import Signature, TensorSpec
+from memlab.techniques.checkpoint_contents import SavedTensor
 from memlab.techniques.offload.offload import HostMemory
-from memlab.techniques.saving import SavedTensor
 from memlab.trace import Interval, Phase
 from memlab.tracing.attention_kernels import AttentionCall
 

@@ -35,8 +35,8 @@ from memlab.memory.replay import BLOCK_BYTES
 from memlab.techniques.precision import number_formats
 from memlab.tracing.person_script import Script, ScriptTracker, record_script
 from memlab.tracing.script_card import LiveAllocator
-from memlab.tracing.script_course import Enough
 from memlab.tracing.script_facts import Line
+from memlab.tracing.script_stages import Enough
 from memlab.tracing.script_workload import (
     LossCall,
     Of,

@@ -44,12 +44,12 @@ from memlab._util.torch_private.tensors import (
 )
 from memlab.devices.cards import Card
 from memlab.errors import MemlabError, WorkloadError
-from memlab.techniques.checkpointing.places import names_in
+from memlab.techniques.checkpointing.mutable_state import names_in
 from memlab.tracing.person_script import MOST_OF_DATA, Script, converted, is_of_data, start
 from memlab.tracing.recording import OpTrace, Streams
 from memlab.tracing.script_card import LiveAllocator, found_by_script
-from memlab.tracing.script_course import GENERATION, kind_without_gradients
-from memlab.tracing.script_world import around_script
+from memlab.tracing.script_sandbox import around_script
+from memlab.tracing.script_stages import GENERATION, kind_without_gradients
 from memlab.tracing.values import for_real
 
 MADE = ("zeros", "ones", "full", "arange", "expand", "repeat", "rand", "randn", "empty",

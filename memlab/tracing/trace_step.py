@@ -24,16 +24,16 @@ from memlab._util.units import format_bytes
 from memlab.config import Sharding, StepConfig
 from memlab.techniques.attention import MATH_KERNEL
 from memlab.techniques.batches import tensors_of
+from memlab.techniques.checkpoint_contents import saved_tensors
 from memlab.techniques.compilation import backend, forget, is_compiled
-from memlab.techniques.saving import saved_tensors
 from memlab.techniques.step import Step, build_step
 from memlab.techniques.technique import Plan
 from memlab.trace import Phase
 from memlab.tracing import triton_launches
 from memlab.tracing.assembly import sizes_of
 from memlab.tracing.attention_kernels import AttentionCall, AttentionKernel, attention_traced
-from memlab.tracing.built import as_own_format
 from memlab.tracing.fake_workload import over_fakes
+from memlab.tracing.fakify import as_own_format
 from memlab.tracing.program import MOST_RECORDED, Program, program_of
 from memlab.tracing.recording import OUTSIDE, OpTrace
 from memlab.tracing.simulated_ranks import (

@@ -63,8 +63,9 @@ from memlab.tracing import fake_outputs, triton_launches
 from memlab.tracing.assembly import LiveBlocks
 from memlab.tracing.attention_kernels import AttentionCall, noted_by
 from memlab.tracing.bitsandbytes_layers import kernel_of, unquantized_notes
-from memlab.tracing.built import is_scripted, noticed_script_functions
+from memlab.tracing.data_dependent import Draws, Guesses, lengths_known
 from memlab.tracing.fake_outputs import FakeOutputs
+from memlab.tracing.fakify import is_scripted, noticed_script_functions
 from memlab.tracing.faking import MAKES as MAKES_SPARSE
 from memlab.tracing.faking import (
     SavedNumbers,
@@ -83,7 +84,6 @@ from memlab.tracing.recording import (
     StreamEvent,
     Streams,
 )
-from memlab.tracing.unknown import Draws, Guesses, lengths_known
 from memlab.tracing.values import tensors_in
 
 # Where a collective of a recorded step runs on a card, among which ranks, and who waits for

@@ -15,7 +15,7 @@ from memlab._panel.runs import RunLog
 from memlab.devices.cards import resolve
 from memlab.errors import UnsupportedError
 from memlab.prediction.predict import predict_in_process
-from memlab.techniques import accumulation, every, layout
+from memlab.techniques import accumulation, layout, registry
 from memlab.techniques.loss.chunked_loss import CHUNKED_LOSS
 from memlab.techniques.technique import Refusal
 from tests.verify_parts import alike
@@ -65,7 +65,7 @@ def test_a_wrong_gradient_a_wrong_update_and_a_nameless_refusal_are_found(monkey
             yield Refusal(why="loss_chunks=4 cannot be")
 
     refusing = dataclasses.replace(CHUNKED_LOSS, refusals=refuse)
-    others = [technique for technique in every.EVERY if technique is not CHUNKED_LOSS]
+    others = [technique for technique in registry.EVERY if technique is not CHUNKED_LOSS]
 
     monkeypatch.setattr(layout, "apply", scaled)
 
@@ -73,7 +73,7 @@ def test_a_wrong_gradient_a_wrong_update_and_a_nameless_refusal_are_found(monkey
         return [1.0] if len(sizes) == 1 else [0.9, 0.1]
 
     monkeypatch.setattr(accumulation, "weights", uneven)
-    monkeypatch.setattr(every, "EVERY", (*others, refusing))
+    monkeypatch.setattr(registry, "EVERY", (*others, refusing))
     assert "differ by" in attempt("channels last", "fused").why
     assert "differ by" in attempt("accumulation", "fused").why
     assert "does not name both" in attempt("loss chunks", "fused").why
@@ -86,7 +86,7 @@ def device_of(a, b):
 def refusal(config, device):
     """Return why a config is refused before anything is built; "" if it is not."""
     try:
-        every.check(config, torch.device(resolve(device).kind))
+        registry.check(config, torch.device(resolve(device).kind))
     except UnsupportedError as error:
         return str(error)
     return ""
@@ -133,4 +133,4 @@ def test_the_prediction_on_screen_is_the_sentence_of_the_refusal(a, b):
 def test_no_card_has_to_be_there_for_what_a_card_would_refuse():
     config = StepConfig(offload_activations=True, compile=True)
     with pytest.raises(UnsupportedError, match=r"offload_activations=True with compile=True"):
-        every.check(config, torch.device("cuda"))
+        registry.check(config, torch.device("cuda"))

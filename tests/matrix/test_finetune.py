@@ -13,7 +13,7 @@ from memlab._util.torch_private.tensors import FakeTensorMode, parts_of
 from memlab._util.units import MIB
 from memlab.errors import WorkloadError
 from memlab.techniques.step import build_step
-from memlab.tracing.built import outlines
+from memlab.tracing.fakify import outlines
 from memlab.workloads.quantizing import quantize_linear_layers
 from tests.models import LIBRARY_BYTES
 

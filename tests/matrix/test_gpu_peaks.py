@@ -17,8 +17,8 @@ from benchmarks.public_runs import LANGUAGE_MODELS
 from benchmarks.titan_llama import Sizes
 from memlab import StepConfig
 from memlab.cost_model.cuda_kernels import Workspaces
+from memlab.prediction.error_bounds import weights, width_of_needed
 from memlab.prediction.evidence import PublicRun, width_of
-from memlab.prediction.memory_widths import weights, width_of_needed
 from memlab.prediction.predict import predict_in_process
 
 GIB_TEXT = {"trained": str(4 * 2**30), "oom": str(2 * 2**30)}

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from memlab import StepConfig, Workload, measure, predict
 from memlab.errors import UnsupportedError
-from memlab.tracing.built import made_fake
+from memlab.tracing.fakify import made_fake
 from tests import predictions
 from tests.models import made_of
 

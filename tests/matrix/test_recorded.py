@@ -11,7 +11,7 @@ from benchmarks import recorded, report
 from memlab import StepConfig, workloads
 from memlab.cost_model.targets import Kernels
 from memlab.prediction import predict
-from memlab.prediction.memory_widths import Compiled
+from memlab.prediction.error_bounds import Compiled
 from memlab.store.records import Kind
 from tests.processor import has_bf16_kernels
 

@@ -16,7 +16,7 @@ from memlab.devices.cards import resolve
 from memlab.prediction.predict import predict_in_process
 from memlab.runtime.measure import measure_in_process
 from memlab.runtime.verify import verify_in_process
-from memlab.techniques import every
+from memlab.techniques import registry
 from memlab.techniques.offload import offloading
 from memlab.techniques.offload.offloading import OffloadedWeights, Offloader
 from memlab.techniques.script import script
@@ -255,7 +255,7 @@ def test_it_is_refused_on_a_cpu_compiled_and_with_a_share_of_nothing():
         with pytest.raises(MemlabError, match="offload_parameters=True with"):
             script(StepConfig(**fields, **OFFLOADED), fake_cuda.device())
     with pytest.raises(MemlabError, match="precision='bf16-mixed'"):
-        every.check(StepConfig(precision="fp8-mixed", **OFFLOADED), fake_cuda.device())
+        registry.check(StepConfig(precision="fp8-mixed", **OFFLOADED), fake_cuda.device())
     with pytest.raises(MemlabError, match=r"offload_fraction=0\.5 does nothing"):
         StepConfig(offload_fraction=0.5)
     with pytest.raises(MemlabError, match="share of the activations that leave"):

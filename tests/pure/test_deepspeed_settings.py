@@ -6,7 +6,7 @@ import torch
 import memlab
 from memlab import Outcome, StepConfig
 from memlab.integrations.from_trainer import read_deepspeed
-from memlab.techniques import every
+from memlab.techniques import registry
 from memlab.techniques.sharding import sharding
 from memlab.techniques.sharding.deepspeed_engine import USUAL_BUCKET, deepspeed_settings
 from memlab.techniques.technique import Setup
@@ -21,7 +21,7 @@ def config(stage=2, **fields):
 def refused(device="cpu", **fields):
     """Return the sentences with which a config is refused."""
     asked = Setup(config=config(**fields), device=torch.device(device))
-    return [str(refusal) for refusal in every.refusals(asked)]
+    return [str(refusal) for refusal in registry.refusals(asked)]
 
 
 def test_settings_are_deepspeeds_json():
@@ -45,7 +45,7 @@ def test_offloading_is_deepspeeds_own():
         "stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"},
     }  # fmt: skip
     assert not refused("cuda", stage=3, offload_optimizer=True, offload_parameters=True)
-    said = every.notes(Setup(config=asked, device=torch.device("cuda")))
+    said = registry.notes(Setup(config=asked, device=torch.device("cuda")))
     assert any("No card has run DeepSpeed's offloading" in note for note in said)
     assert any("in stage 3 only" in why for why in refused("cuda", offload_parameters=True))
     assert any("does nothing on a CPU" in why for why in refused(offload_optimizer=True))

@@ -15,7 +15,7 @@ from memlab.devices import here
 from memlab.devices.operators import OperatorCost, signature_of
 from memlab.errors import MemlabError
 from memlab.prediction import predict
-from memlab.prediction.memory_widths import Compiled
+from memlab.prediction.error_bounds import Compiled
 
 GELU = signature_of(torch.ops.aten.gelu.default, (torch.ones(4, 4),), {})
 RELU = signature_of(torch.ops.aten.relu.default, (torch.ones(4, 4),), {})

@@ -15,7 +15,7 @@ from memlab._panel.table import told
 from memlab.errors import ConfigError
 from memlab.runtime.accumulation import AccumulationEffect
 from memlab.techniques.attention import MATH_KERNEL
-from memlab.techniques.every import CONTROLS
+from memlab.techniques.registry import CONTROLS
 from memlab.trace import CATEGORIES, Timeline
 from tests.panel_parts import make_facts, make_result, settings, texts_of_row
 from tests.verify_parts import alike

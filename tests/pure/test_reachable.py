@@ -18,7 +18,7 @@ from torch import nn
 
 from memlab import StepConfig, Workload
 from memlab.errors import UnsupportedError
-from memlab.techniques.checkpointing.places import Reachable, is_same
+from memlab.techniques.checkpointing.mutable_state import Reachable, is_same
 from memlab.techniques.step import build_step, set_seed
 
 CALLS = 0

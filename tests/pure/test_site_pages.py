@@ -11,7 +11,7 @@ import pytest
 import memlab
 from memlab.config import StepConfig
 from memlab.devices.cards import every_card
-from memlab.techniques.every import EVERY
+from memlab.techniques.registry import EVERY
 from tests import ROOT
 from tests.site_parts import QUESTIONS
 

@@ -9,7 +9,7 @@ from memlab.config import MOST_RANKS, Sharding
 from memlab.errors import UnsupportedError, WorkloadError
 from memlab.integrations.export import open_group
 from memlab.store.records import result_from_packed, result_to_packed
-from memlab.techniques import every
+from memlab.techniques import registry
 from memlab.techniques.script import script
 from memlab.techniques.sharding.fully_sharded import shard, units
 from memlab.techniques.sharding.ranks import Sharded, own_weights, part_of, seed_of
@@ -263,7 +263,7 @@ def test_a_script_shards_first_and_then_offloads_and_compiles():
 ])  # fmt: skip
 def test_pairs_that_do_not_go_together_are_refused_with_a_reason_and_a_remedy(fields, said):
     asked = Setup(config=StepConfig(world_size=2, batch_size=2, **fields), device=CUDA)
-    refusals = [refusal for refusal in every.refusals(asked) if said in str(refusal)]
+    refusals = [refusal for refusal in registry.refusals(asked) if said in str(refusal)]
     assert len(refusals) == 1
     assert refusals[0].remedies
 

@@ -17,7 +17,7 @@ from memlab.memory.meter import Meter, record
 from memlab.techniques.step import build_step
 from memlab.trace import Phase
 from memlab.tracing.assembly import sizes_of, trace_of
-from memlab.tracing.built import as_own_format
+from memlab.tracing.fakify import as_own_format
 from memlab.tracing.faking import replaced_parameters
 from memlab.tracing.recording import OpTrace
 from memlab.tracing.repeats import BY_SHAPE

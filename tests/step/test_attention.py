@@ -12,7 +12,7 @@ from memlab import Outcome, StepConfig, Workload, measure, predict, verify, work
 from memlab.config import Attention
 from memlab.devices import cards
 from memlab.errors import UnsupportedError
-from memlab.techniques import every
+from memlab.techniques import registry
 from memlab.techniques.attention import MATH_KERNEL
 from memlab.techniques.step import build_step
 from memlab.trace import Phase
@@ -148,7 +148,7 @@ def test_kernels_of_cards_are_refused_where_they_do_not_run(attention):
     assert result.outcome is Outcome.UNSUPPORTED
     assert f"attention='{attention}' cannot train on a CPU" in result.message
     assert "use attention='sdpa'" in result.message
-    every.check(config, torch.device("cuda"), cards.find("h200"))
+    registry.check(config, torch.device("cuda"), cards.find("h200"))
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_kernels_of_cards_are_refused_where_they_do_not_run(attention):
 def test_kernels_need_a_card_that_is_new_enough(attention, card, said, newer):
     config = StepConfig(attention=attention)
     with pytest.raises(UnsupportedError, match=rf"no kernels for {said}.*use attention='sdpa'"):
-        every.check(config, torch.device("cuda"), cards.find(card))
-    every.check(config, torch.device("cuda"), cards.find(newer))
+        registry.check(config, torch.device("cuda"), cards.find(card))
+    registry.check(config, torch.device("cuda"), cards.find(newer))
 
 
 def test_eager_attention_that_nobody_has_chosen_is_told():

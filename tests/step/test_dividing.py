@@ -10,7 +10,7 @@ import memlab
 from memlab import StepConfig, Workload
 from memlab._util.torch_private.ranks import group_of_none, replicated_by
 from memlab.errors import UnsupportedError
-from memlab.techniques.every import check
+from memlab.techniques.registry import check
 from memlab.techniques.sharding.divided_layers import Role, divide_layers
 from memlab.techniques.step import build_step
 from memlab.tracing.simulated_ranks import FakeLogger, FakeReducer

@@ -22,7 +22,7 @@ from memlab.figures.look import category_names
 from memlab.prediction.predict import predict_in_process
 from memlab.result import Outcome, Source, StepResult, format_percent
 from memlab.search.holdings import CUBLAS, blocks_pattern, group, repeated_children
-from memlab.techniques import every
+from memlab.techniques import registry
 from memlab.techniques.loss.logits import logits_of
 from memlab.trace import CATEGORIES, PHASES, Category, Holding, Phase, Place, Timeline
 from memlab.workloads.language import Gpt
@@ -202,7 +202,7 @@ def test_what_is_offered_of_any_valid_settings_is_valid_and_not_refused(config):
     if line.remedy is not None and "held before" not in line.text:
         asked = replace(config, **line.remedy[1])
         assert asked != config
-        assert not every.is_refused(asked, "cpu" if device == "cpu" else "cuda")
+        assert not registry.is_refused(asked, "cpu" if device == "cpu" else "cuda")
 
 
 def test_ranks_divide_their_part_into_equal_micro_batches():

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, l1_loss
 
 from memlab import Outcome, StepConfig, Workload, measure, workloads
 from memlab.trace import PHASES, Phase
-from memlab.tracing.unknown import Draws
+from memlab.tracing.data_dependent import Draws
 from tests.models import made_of
 from tests.predictions import assert_predicted, predicted
 from tests.processor import has_bf16_kernels

@@ -18,8 +18,8 @@ from torch.nn.functional import cross_entropy
 
 from memlab import MemlabError, StepConfig
 from memlab.config import LossKernel
-from memlab.techniques.every import check, is_refused
 from memlab.techniques.loss import fused_loss
+from memlab.techniques.registry import check, is_refused
 from memlab.techniques.step import build_step, set_seed
 from memlab.techniques.technique import Setup, in_words
 from memlab.trace import Phase

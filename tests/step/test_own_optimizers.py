@@ -23,7 +23,7 @@ from memlab import (
 from memlab.errors import ConfigError, UnsupportedError, WorkloadError
 from memlab.integrations.export import export_script
 from memlab.store.identity import setting_key, workload_key
-from memlab.techniques import every
+from memlab.techniques import registry
 from memlab.techniques.optimizers.optimizers import Lion
 from memlab.techniques.optimizers.own import Several
 from memlab.techniques.step import build_step, set_seed
@@ -373,7 +373,7 @@ def test_no_remedy_for_a_workload_with_its_own_optimizer_is_refused():
         offered = explain(StepResult.from_dict(result.to_dict())).remedies
         assert offered
         for remedy in offered:
-            every.check(remedy.config, torch.device("cpu"), workload=workload)
+            registry.check(remedy.config, torch.device("cpu"), workload=workload)
 
 
 def test_a_config_with_a_function_is_stored_sent_and_told_apart():

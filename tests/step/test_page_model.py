@@ -34,7 +34,7 @@ from memlab.prediction.plans import known_frontier
 from memlab.prediction.predict import Prediction
 from memlab.prediction.step_file import packed, packed_result, result_in
 from memlab.result import StepResult
-from memlab.techniques import every
+from memlab.techniques import registry
 from tests.models import blocks, made_of
 from tests.page_parts import FOLDER, node
 
@@ -114,7 +114,7 @@ def answered(step: Recorded, setting: dict[str, Any]) -> dict[str, Any] | None:
 
     same = replace(config, memory_budget=planned.memory_budget)
     sizes, runs = same.micro_batch_sizes, None
-    if step.size_model.covers(sizes) and not every.is_refused(same, step.kind):
+    if step.size_model.covers(sizes) and not registry.is_refused(same, step.kind):
         result = interpolated(base, same)
         how = "predicted" if step.size_model.is_exact(sizes) else "interpolated"
         runs = step.size_model.runs_within(sizes, setting["limit"])

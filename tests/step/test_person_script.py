@@ -22,7 +22,7 @@ from memlab.prediction.predict_script import predict_script_in_process
 from memlab.prediction.run_result import WITH_WORKSPACES, FaultKind, RunResult
 from memlab.running import Progress
 from memlab.tracing.person_script import Script
-from memlab.tracing.script_world import MARKED
+from memlab.tracing.script_sandbox import MARKED
 
 MIB = 2**20
 LOOP = """

@@ -12,7 +12,7 @@ import memlab
 from memlab import StepConfig, StepResult, measure
 from memlab.config import Precision
 from memlab.errors import UnsupportedError
-from memlab.techniques import every, precision
+from memlab.techniques import precision, registry
 from memlab.techniques.optimizers.weight_formats import round_at_random
 from memlab.techniques.precision import bytes_of, cast_model, number_formats
 from memlab.techniques.script import script
@@ -375,7 +375,7 @@ def test_fp8_is_refused_where_there_is_none(monkeypatch):
     assert (found.outcome, "cannot be predicted" in found.message) == ("unsupported", True)
     monkeypatch.setattr(precision, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedError, match=r"needs torchao.*memlab\[fp8\]"):
-        every.check(config, torch.device("cuda"))
+        registry.check(config, torch.device("cuda"))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs memlab[fp8]")

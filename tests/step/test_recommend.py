@@ -24,7 +24,7 @@ from memlab.search import recommend as confirming
 from memlab.search import search
 from memlab.search.alternatives import BUDGETS, alternatives_of, space_of
 from memlab.search.search import SAME_TIME
-from memlab.techniques.every import EVERY
+from memlab.techniques.registry import EVERY
 from memlab.techniques.technique import Equivalence
 from tests.models import IN, blocks, linear
 from tests.verify_parts import alike

@@ -15,8 +15,8 @@ from memlab import StepConfig, predict, training_step
 from memlab.devices.cards import Target
 from memlab.prediction.interpolation import interpolated
 from memlab.prediction.predict import predict_in_process
-from memlab.techniques import saving
-from memlab.techniques.saving import SavedTensor, added_by_saving, saved_tensors
+from memlab.techniques import checkpoint_contents
+from memlab.techniques.checkpoint_contents import SavedTensor, added_by_saving, saved_tensors
 from tests.models import IN, OUT, blocks, linear
 
 RANDOM = torch.get_rng_state().nbytes
@@ -116,14 +116,14 @@ def test_copies_are_shared_out_as_pytorch_does(num_ranks):
     every = {tensor.name: torch.zeros(tensor.shape) for tensor in tensors}
     own = create_default_local_save_plan(every, is_coordinator=False)
     shares, _ = planner.create_global_plan([own] * num_ranks)
-    longest = saving.most_written(tensors, num_ranks, len)
+    longest = checkpoint_contents.most_written(tensors, num_ranks, len)
     assert len(longest) == max(len(plan.items) for plan in shares)
     by_name = {tensor.name: tensor.nbytes for tensor in tensors}
 
     def bytes_of(found):
         return sum(tensor.nbytes for tensor in found)
 
-    heaviest = saving.most_written(tensors, num_ranks, bytes_of)
+    heaviest = checkpoint_contents.most_written(tensors, num_ranks, bytes_of)
     written = [sum(by_name[line.index.fqn] for line in plan.items) for plan in shares]
     assert bytes_of(heaviest) == max(written)
 
@@ -133,16 +133,18 @@ def test_the_lists_are_as_large_as_those_of_pytorch(tmp_path, optimizer):
     config = StepConfig(batch_size=4, optimizer=optimizer)
     training = training_step(blocks(), config, "cpu")
     training(training._step.workload.make_batch(4))
-    held = (*saved_tensors(training._step), saving.of_random_state())
+    held = (*saved_tensors(training._step), checkpoint_contents.of_random_state())
     written = training.save(tmp_path) / ".metadata"
     # one process receives no names from others: each is written once
-    assert saving.metadata_bytes(held, 1) == pytest.approx(written.stat().st_size, rel=0.1)
+    assert checkpoint_contents.metadata_bytes(held, 1) == pytest.approx(
+        written.stat().st_size, rel=0.1
+    )
 
     every = {tensor.name: torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in held}
     planner = DefaultSavePlanner()
-    planner.set_up_planner({**every, saving.PROGRESS: "one update"})
+    planner.set_up_planner({**every, checkpoint_contents.PROGRESS: "one update"})
     plan = pickle.dumps(planner.create_local_plan())
-    assert saving.plan_bytes(held) == pytest.approx(len(plan), rel=0.05)
+    assert checkpoint_contents.plan_bytes(held) == pytest.approx(len(plan), rel=0.05)
 
 
 class ReadsValues(torch.nn.Linear):

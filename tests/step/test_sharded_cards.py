@@ -20,7 +20,7 @@ from memlab.devices.cards import CUBLAS_WORKSPACE_BYTES
 from memlab.devices.operators import TensorSpec
 from memlab.memory.replay import replay
 from memlab.prediction.predict import Prediction, predict_in_process
-from memlab.techniques import every
+from memlab.techniques import registry
 from memlab.techniques.technique import Setup
 from memlab.trace import Category, Phase
 from memlab.tracing.recording import Operator, OpTrace
@@ -188,11 +188,11 @@ def test_offloaded_shards_are_filled_on_the_card_and_clipped_on_the_host():
 ])  # fmt: skip
 def test_what_ranks_do_not_offload_is_refused_by_name(fields, said):
     config = StepConfig(world_size=2, batch_size=4, **fields)
-    (refusal,) = every.refusals(Setup(config=config, device=torch.device("cuda")))
+    (refusal,) = registry.refusals(Setup(config=config, device=torch.device("cuda")))
     assert said in str(refusal)
     for remedy in refusal.remedies:
         other = dataclasses.replace(config, **remedy)
-        assert not every.is_refused(other, "cuda"), remedy
+        assert not registry.is_refused(other, "cuda"), remedy
 
 
 @pytest.mark.parametrize("count", [2, 4])

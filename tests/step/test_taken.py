@@ -12,8 +12,8 @@ from memlab import StepConfig, Workload, evidence, predict, workloads
 from memlab._util.units import MIB
 from memlab.devices import cards
 from memlab.memory.replay import AllocatorSettings, least_limit, replay, serves
+from memlab.prediction.error_bounds import width_of_needed
 from memlab.prediction.evidence import width_of
-from memlab.prediction.memory_widths import width_of_needed
 from memlab.prediction.predict import Prediction, predict_in_process
 from memlab.result import CountedPeak, FitStatus
 from tests.models import blocks, made_of

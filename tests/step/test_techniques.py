@@ -8,7 +8,7 @@ from torch._functorch import partitioners
 from memlab import StepConfig, measure
 from memlab.config import CompileMode
 from memlab.errors import UnsupportedError
-from memlab.techniques import compilation, every
+from memlab.techniques import compilation, registry
 from memlab.techniques.accumulation import random_modules, sample_mixing_modules
 from memlab.techniques.checkpointing.blocks import find_blocks
 from memlab.techniques.step import build_step, set_seed
@@ -141,7 +141,7 @@ def test_a_mode_of_inductor_is_refused_on_a_cpu_and_reaches_torch_compile_on_a_c
     asked = []
     monkeypatch.setattr(torch, "compile", lambda model, **options: asked.append(options))
     for config in (tuned, StepConfig(compile=True)):
-        every.check(config, torch.device("cuda"))
+        registry.check(config, torch.device("cuda"))
         compilation.apply(blocks().build_model(), blocks(), config, torch.device("cuda"))
     compilation.forget()
     assert [options["mode"] for options in asked] == ["max-autotune", None]

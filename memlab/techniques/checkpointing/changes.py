@@ -1,7 +1,7 @@
 """`Changes`: what the forwards of one module have changed so far, and where else they could.
 
 The idea. A forward may write to any place that its code can reach: a list that an attribute holds,
-a global, a class attribute (`places.py`). A walk finds these places, and takes as
+a global, a class attribute (`mutable_state.py`). A walk finds these places, and takes as
 long as a small block takes to run; reading what they hold takes a tenth of that. So a walk is made
 in the first two forwards, and again when a place comes to hold an object that no walk has seen.
 Between walks each forward reads the known places, and compares what they hold by identity.
@@ -44,7 +44,7 @@ from memlab.devices.generators import (
 )
 from memlab.errors import UnsupportedError
 from memlab.techniques.checkpointing.blocks import OFF
-from memlab.techniques.checkpointing.places import (
+from memlab.techniques.checkpointing.mutable_state import (
     ATOMS,
     MISSING,
     OF_TORCH,
@@ -250,7 +250,7 @@ def without_graphs(value: Any) -> Any:
 # `NotedPlaces`: what a call changes in lists, dicts, closures and globals, and putting it
 # back.
 #
-# A place is anything of Python that a forward can write to (`places.py`). Every place that
+# A place is anything of Python that a forward can write to (`mutable_state.py`). Every place that
 # the call can reach is read before it and after it, and what has changed is kept as it was
 # before.
 
@@ -518,8 +518,8 @@ def _set_registries(parts: list[nn.Module], registries: list[dict[str, tuple[Any
 #     tensors that are changed in place                  watched.py
 #     attributes and registries (hooks) of its modules   `ModuleAttributes`
 #     whatever else its code can reach: lists, dicts,    `NotedPlaces`; `Changes` knows them from
-#     closures, globals, class attributes, arrays        one forward to the next, places.py finds,
-#                                                        reads and writes them
+#     closures, globals, class attributes, arrays        one forward to the next, mutable_state.py
+#                                                        finds, reads and writes them
 #
 # An example. A forward that counts its calls, `self.calls += 1`, and drops out less with
 # each of them: the third forward begins with `calls` 2 and a generator in state G. It ends

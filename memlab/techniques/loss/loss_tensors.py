@@ -31,7 +31,7 @@ from torch import nn
 
 from memlab._util.torch_private.tensors import MODULES, buffers_of, parameters_of, storage_key
 from memlab.errors import UnsupportedError
-from memlab.techniques.checkpointing.places import (
+from memlab.techniques.checkpointing.mutable_state import (
     HOLDERS,
     MAPPINGS,
     OF_TORCH,

@@ -35,11 +35,11 @@ from memlab._util.torch_private import pytree
 from memlab._util.torch_private.tensors import FakeTensor, innermost_transform, storage_key
 from memlab.memory.meter import name_of_class
 from memlab.trace import Phase
+from memlab.tracing.data_dependent import Guesses
 from memlab.tracing.recording import OpTrace
 from memlab.tracing.script_facts import Action, Facts, Watcher
 from memlab.tracing.script_updates import OwnUpdates
 from memlab.tracing.tracker import Tracker
-from memlab.tracing.unknown import Guesses
 from memlab.tracing.values import tensors_in
 
 FIRST, STEP, BETWEEN = "first step", "step", "end"  # the last: while it is not known

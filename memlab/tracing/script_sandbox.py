@@ -38,7 +38,7 @@ from memlab._util.functions import replaced
 from memlab._util.torch_private import pytree
 from memlab._util.torch_private.tensors import FakeTensor, LoaderIterator, storage_key
 from memlab.tracing.recording import OpTrace
-from memlab.tracing.script_course import TensorOutline, outline
+from memlab.tracing.script_stages import TensorOutline, outline
 from memlab.tracing.values import for_real
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND

@@ -11,11 +11,11 @@ from memlab.techniques import (
     attention,
     clipping,
     compilation,
+    expandable_segments,
     inplace,
     layout,
     meta_init,
     precision,
-    segments,
 )
 from memlab.techniques.checkpointing import blocks, checkpointing
 from memlab.techniques.loss import chunked_loss, fused_loss
@@ -28,7 +28,7 @@ from memlab.workload import Workload
 
 EVERY: tuple[Technique, ...] = (
     accumulation.BATCH,
-    segments.SEGMENTS,
+    expandable_segments.SEGMENTS,
     meta_init.BUILT_ON_META,
     blocks.MODEL_CACHE,
     attention.ATTENTION,

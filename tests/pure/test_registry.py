@@ -12,8 +12,8 @@ from memlab import StepConfig
 from memlab.config import PRESET_POLICIES, Checkpointing, allowed_value
 from memlab.devices import cards
 from memlab.errors import UnsupportedError
-from memlab.techniques import every
-from memlab.techniques.every import EVERY
+from memlab.techniques import registry
+from memlab.techniques.registry import EVERY
 from memlab.techniques.technique import Equivalence, Refusal, Setup, catalogue, in_words, offers_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -91,7 +91,7 @@ def _refusal_of(a: str, b: str) -> str:
     """Return why two techniques are refused before anything is built; "" if they are not."""
     fields = combinations.settings(a, b)
     try:
-        every.check(StepConfig(**fields), CUDA if combinations.is_for_a_card(a, b) else CPU)
+        registry.check(StepConfig(**fields), CUDA if combinations.is_for_a_card(a, b) else CPU)
     except UnsupportedError as error:
         return str(error)
     return ""
@@ -107,13 +107,13 @@ def test_a_technique_that_is_off_refuses_nothing_and_adds_nothing_to_a_script(te
     asked = Setup(config=StepConfig(), device=CPU)
     assert not list(technique.refusals(asked))
     assert not technique.notes(asked)
-    if technique is not every.optimizers.OPTIMIZER:
-        assert technique.source(asked) == every.ScriptLines()
+    if technique is not registry.optimizers.OPTIMIZER:
+        assert technique.source(asked) == registry.ScriptLines()
 
 
 def refused(config, device):
     card = cards.find("t4") if device is CUDA else None  # which has no bf16, tf32 or fp8
-    return list(every.refusals(Setup(config=config, device=device, card=card)))
+    return list(registry.refusals(Setup(config=config, device=device, card=card)))
 
 
 PAIRS = [(a, {}) for a in EXAMPLES.values()]
@@ -169,5 +169,5 @@ def test_a_refusal_reads_as_a_sentence():
 def test_a_number_format_is_refused_by_the_card_and_not_by_what_is_here():
     for name in ("bf16", "tf32", "fp8-mixed"):
         with pytest.raises(UnsupportedError, match="Tesla T4"):
-            every.check(StepConfig(precision=name), CUDA, cards.find("t4"))
-    every.check(StepConfig(precision="bf16"), CUDA, cards.find("h200"))
+            registry.check(StepConfig(precision=name), CUDA, cards.find("t4"))
+    registry.check(StepConfig(precision="bf16"), CUDA, cards.find("h200"))
