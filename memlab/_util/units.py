@@ -184,6 +184,11 @@ def parse_bytes(value: int | str, field: str = "memory_limit") -> int:
     return size
 
 
+def round_up(size: int, multiple: int) -> int:
+    """Return the smallest multiple that is not below a size."""
+    return -(-size // multiple) * multiple
+
+
 def with_unit(number: str, most_bytes: int = TIB) -> str:
     """Return the size that is meant by a number without a unit: in GiB, if that is not too much.
 

@@ -23,6 +23,7 @@ from enum import StrEnum
 
 import torch
 
+from memlab._util.units import round_up
 from memlab.cost_model.roofline import FUSED_ROWS
 from memlab.devices.cards import CUBLAS_WORKSPACE_BYTES, Card
 from memlab.devices.operators import TensorSpec, tensors_of
@@ -125,15 +126,11 @@ def _flash_backward(operator: Operator, _: Card | None) -> KernelMemory | None:
     """
     query, key = _arguments(operator)[1:3]
     samples, heads, tokens, size = query.shape
-    rows = samples * heads * _rounded(tokens, 128)
-    workspace = rows * 4 * (_rounded(size, 32 if size <= 128 else 64) + 1)
+    rows = samples * heads * round_up(tokens, 128)
+    workspace = rows * 4 * (round_up(size, 32 if size <= 128 else 64) + 1)
     if key.shape[1] != heads:
         workspace += 2 * samples * heads * key.shape[2] * size * key.dtype.itemsize
     return KernelMemory(workspace_bytes=workspace)
-
-
-def _rounded(number: int, step: int) -> int:
-    return -(-number // step) * step
 
 
 def _recurrent(operator: Operator, _: Card | None) -> KernelMemory | None:

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from memlab._util.torch_private.tensors import OpOverload, schema_of
+from memlab._util.units import round_up
 from memlab.cost_model import batch_norm, power
 from memlab.devices.cards import Card
 from memlab.devices.operators import TRUE, Scalar, Signature, TensorSpec, call_of
@@ -202,10 +203,10 @@ def _convolution(
     # as PyTorch decides (cudnn_conv_suggest_memory_format): by the tensor or by the weight
     is_last = any(map(_is_channels_last, (x, y) if taps == 1 else (x, y, weight)))
     if groups > 1:
-        padded = groups * _padded(inner, GROUP_PADDING) * _padded(outer, GROUP_PADDING)
+        padded = groups * round_up(inner, GROUP_PADDING) * round_up(outer, GROUP_PADDING)
         return KernelPart(f"grouped_{'last' if is_last else 'first'}", once * padded, moved)
 
-    padded = _padded(inner, INNER_PADDING) * _padded(outer, OUTER_PADDING)
+    padded = round_up(inner, INNER_PADDING) * round_up(outer, OUTER_PADDING)
     # tensor cores want channels last: other tensors are copied, read and written once each
     layout = 0 if is_last or size > 2 else 2 * tensors
     winograd = weight.shape[2:] == WINOGRAD and {*moves} == {1}
@@ -214,10 +215,6 @@ def _convolution(
 
 def _is_channels_last(tensor: TensorSpec) -> bool:
     return len(tensor.stride) > 2 and tensor.shape[1] > 1 and tensor.stride[1] == 1
-
-
-def _padded(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
 
 
 # Seconds of a kernel on a card: the roofline with what kinds of kernels reach of it.

@@ -54,7 +54,7 @@ PAGE_COLORS = {
     HALO: f"var(--jp-layout-color1, {HALO})",
 }
 # Okabe and Ito's colour-blind-safe palette, softened; from bottom to top, the categories that live
-# longest first
+# longest first; the panel has its own, `CATEGORY_STYLES` of `_panel/page/colours.js`
 CATEGORY_COLORS: dict[Category, str] = {
     Category.PARAMETERS: "#3c7fb5",
     Category.BUFFERS: "#8b98a5",

@@ -21,8 +21,9 @@ import torch
 from memlab._util.checks import count
 from memlab._util.tables import columns_table, facts_table
 from memlab._util.units import is_a, printable, shown
-from memlab.config import StepConfig
+from memlab.config import Optimizer, StepConfig
 from memlab.errors import WorkloadError
+from memlab.techniques.optimizers import optimizers
 from memlab.workload import Workload
 
 # `ImportedTraining`: what became of a configured trainer or of a config file.
@@ -491,7 +492,6 @@ def take_tf32(reading: SourceReading, name: str, formats: Sequence[str]) -> None
 
 ADAM_BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
 WEIGHT_DECAY = {"adamw": 0.01, "adamw-8bit": 0.01}  # of PyTorch; 0 for the others
-LEARNING_RATE = {"adafactor": 1e-2}  # 1e-3 for the others
 HYPERPARAMETER = (
     "memlab runs an optimizer with PyTorch's own defaults; memory, time and gradients of a step do "
     "not depend on it"
@@ -582,7 +582,7 @@ def hyperparameter(reading: SourceReading, name: str, usual: Any) -> None:
 def usual_value(option: str, optimizer: str) -> Any:
     """Return what memlab's optimizer has for a learning rate, a decay, betas or eps."""
     return {
-        "lr": LEARNING_RATE.get(optimizer, 1e-3),
+        "lr": optimizers.KINDS[Optimizer(optimizer)].learning_rate,
         "weight_decay": WEIGHT_DECAY.get(optimizer, 0.0),
         "betas": ADAM_BETAS,
         "eps": ADAM_EPS,

@@ -51,7 +51,7 @@ from memlab.integrations.snapshot_file import (
     read_file,
 )
 from memlab.memory.replay import BLOCK_BYTES, SMALL_REQUEST
-from memlab.trace import LiveBytes
+from memlab.trace import LiveBytes, highest_of_each
 from memlab.workload import Workload
 
 if TYPE_CHECKING:
@@ -531,10 +531,7 @@ def _timeline(
 ) -> SnapshotTimeline:
     """Return the timeline, a long one thinned to the first highest instant of equal runs."""
     num_events = len(total) - 1
-    width = -(-len(total) // MOST_INSTANTS)
-    padded = np.full(-(-len(total) // width) * width, -1)
-    padded[: len(total)] = total
-    rows = np.arange(0, len(padded), width) + padded.reshape(-1, width).argmax(axis=1)
+    rows = highest_of_each(total, MOST_INSTANTS)
     by_category = np.zeros((len(rows), len(COLUMNS)), np.int64)
     for column in np.unique(lives.column).tolist():
         by_category[:, column] = live_bytes(lives[lives.column == column], num_events)[rows]

@@ -2,7 +2,8 @@
 
 The rules are those of `c10/cuda/CUDACachingAllocator.cpp`, read in sources from torch 2.6 on and in
 the headers of 2.11 and 2.13. With default settings all of these have the same rules. The replay
-counts the bytes that `torch.cuda.memory_reserved` and `torch.cuda.memory_allocated` would show.
+counts the bytes that `torch.cuda.memory_reserved` and `torch.cuda.memory_allocated` would show. The
+panel replays by the same rules in `_panel/page/allocator.js`.
 
 In short: a request is rounded up to 512 B. Requests of at most 1 MiB go to the small pool, all
 others to the large pool. A pool takes the smallest free block that fits and splits off the rest. If
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from memlab._util.units import MIB
+from memlab._util.units import MIB, round_up
 from memlab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -250,11 +251,6 @@ class ExpandablePool(SegmentPool):
             self._unmapped[first] = last
 
         self._unmapped = _joined(self._unmapped)
-
-
-def round_up(size: int, granule: int) -> int:
-    """Return the smallest multiple of the granule that is not below the size."""
-    return -(-size // granule) * granule
 
 
 def _joined(ranges: dict[int, int]) -> dict[int, int]:

@@ -81,7 +81,7 @@ def packed(
             [value for line in model.lines(at) for value in line]
             for at in range(len(model.seconds))
         ],
-        "modules": _by_index(recording.modules),
+        "modules": sorted(recording.modules, key=recording.modules.__getitem__),
         "operators": names,
         "parameters": _renumbered(recording.parameters, numbers),
         "states": _renumbered(recording.states, numbers),
@@ -228,10 +228,6 @@ def _estimates(config: StepConfig, kind: str) -> dict[str, bool]:
     of = divided if accumulates else config
     replans = all(can_replan(replace(of, memory_budget=budget), kind) for budget in budgets)
     return {"accumulation": accumulates, "budget": replans}
-
-
-def _by_index(modules: dict[str, int]) -> list[str]:
-    return [path for path, _ in sorted(modules.items(), key=lambda item: item[1])]
 
 
 def _renumbered(paths: dict[int, str], numbers: npt.NDArray[np.int64]) -> dict[str, str]:

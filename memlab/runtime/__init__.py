@@ -4,7 +4,8 @@
   `keeper.py` makes sure that none is left over, `start.py` is how one begins (with
   `standard_library.py`), `serving.py` what it does. `wire.py`: messages and jobs; `guard.py`:
   its limit of memory; `bar.py`: progress.
-- `sending.py`: a person's functions and values go to the worker; `same_step.py` tells steps apart.
+- `sending.py`: a person's functions, values and environment variables go to the worker;
+  `same_step.py` tells steps apart.
 - `unchanged.py` checks whether a job has changed the worker, by its `fingerprint.py`.
 - `measure.py`, `measure_run.py`, `loading.py`: a step, a run and a data loader, measured;
   `inspect.py`: facts about a workload before it runs.

@@ -25,6 +25,7 @@ import torch
 from memlab._util.torch_private import pytree
 from memlab._util.torch_private.tensors import FakeTensor, TorchDispatchMode, schema_of
 from memlab.config import Precision, StepConfig
+from memlab.devices.operators import leaf_tensors
 from memlab.errors import MemlabError
 from memlab.running import Progress, Report, explain
 from memlab.runtime.accumulation import AccumulationEffect, drawing, is_refusal, mixing, silence
@@ -94,7 +95,7 @@ class _Dispatched:
 
     @property
     def inputs(self) -> list[torch.Tensor]:
-        return _tensors((self.args, self.kwargs))
+        return leaf_tensors((self.args, self.kwargs))
 
 
 class _Look(TorchDispatchMode):
@@ -108,7 +109,9 @@ class _Look(TorchDispatchMode):
         with_grad, kwargs = torch.is_grad_enabled(), kwargs or {}
         result = func(*args, **kwargs)
         if func.namespace != "prim":  # a question about a tensor
-            self.calls.append(_Dispatched(func, args, kwargs, _tensors(result), result, with_grad))
+            self.calls.append(
+                _Dispatched(func, args, kwargs, leaf_tensors(result), result, with_grad)
+            )
         return result
 
 
@@ -334,7 +337,7 @@ def _ran(
         args, kwargs = pytree.tree_map(put, (call.args, call.kwargs))
         with torch.set_grad_enabled(call.with_grad):
             result = call.func(*args, **kwargs)
-        known.update(zip(map(id, call.outputs), _tensors(result), strict=True))
+        known.update(zip(map(id, call.outputs), leaf_tensors(result), strict=True))
     loss = known[id(run.loss)]
     found = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
     return loss.detach(), list(found)
@@ -457,10 +460,6 @@ def _varying(one: torch.Tensor, other: torch.Tensor) -> Dims:
         return tuple(range(max(one.ndim, 2)))
     sizes = enumerate(zip(one.shape, other.shape, strict=True))
     return tuple(dim for dim, (size, its) in sizes if size != its)
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 # Whether `compute_loss` returns one loss, as its forward over fake tensors shows.

@@ -383,7 +383,7 @@ class WorkerProcess:
             why = "the system killed the worker, because this machine has no memory left"
             return Ended(Outcome.OUT_OF_MEMORY, out_of_memory(f"while {self.doing}", why))
 
-        how = f"was ended by {_signal_name(-code)}" if code < 0 else f"exited with {code}"
+        how = f"was ended by {signal_name(-code)}" if code < 0 else f"exited with {code}"
         where = _innermost_frame(said)
         if self.doing == STARTING and said.strip():
             where = f", saying {said.strip().splitlines()[-1]!r}"
@@ -407,7 +407,8 @@ class WorkerProcess:
         return since if mark or self.doing != TAKING else ""
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """Return what the system calls a signal, such as SIGSEGV."""
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
@@ -419,7 +420,11 @@ def _innermost_frame(said: str) -> str:
 
     Read from faulthandler's report; "" if it wrote none.
     """
-    _, _, stack = said.partition("Current thread")
+    return innermost(said.partition("Current thread")[2])
+
+
+def innermost(stack: str) -> str:
+    """Return the innermost frame of a stack of faulthandler, of a person's own code if any."""
     frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', stack)
     own = [frame for frame in frames if not is_library(frame[0])]
     for file, line, function in own[:1] or frames[:1]:

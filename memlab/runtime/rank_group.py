@@ -16,7 +16,6 @@ import json
 import logging
 import os
 import pickle
-import re
 import shutil
 import signal
 import socket
@@ -31,7 +30,6 @@ from typing import Any
 
 import torch
 
-from memlab._util.functions import is_library
 from memlab._util.units import format_seconds
 from memlab.config import StepConfig
 from memlab.errors import MemlabError
@@ -39,7 +37,7 @@ from memlab.prediction.predict import peak_of, with_ranks
 from memlab.result import Outcome, Source, StepResult
 from memlab.running import Ended, Progress, Report, explain
 from memlab.runtime import start
-from memlab.runtime.process import interpreter
+from memlab.runtime.process import innermost, interpreter, signal_name
 from memlab.runtime.rank import ANSWERS, ARGUMENTS, JOB, SOCKET, RankJob, RankUpdates
 from memlab.runtime.sending import dumps
 from memlab.runtime.updates import UpdatesRun
@@ -221,7 +219,8 @@ class RankGroup:
             message = f"waited for another rank, while {self.doing[rank]}"
             return Answer(outcome=Outcome.CANCELLED, message=message)
         took = format_seconds(self.deadline - self.began)
-        message = f"had not finished after {took}, while {self.doing[rank]}{_innermost(said)}"
+        where = innermost(said.rpartition(STACK)[2])
+        message = f"had not finished after {took}, while {self.doing[rank]}{where}"
         return Answer(outcome=Outcome.TIMED_OUT, message=f"{message}; {TOO_LONG}")
 
     def _stacks(self, waiting: list[int]) -> dict[int, str]:
@@ -245,8 +244,8 @@ class RankGroup:
         code = self._failures.get(rank)
         how = "ended"
         if code is not None:
-            how = f"was ended by {_signal_name(-code)}" if code < 0 else f"exited with {code}"
-        where = _innermost(self._said(rank))
+            how = f"was ended by {signal_name(-code)}" if code < 0 else f"exited with {code}"
+        where = innermost(self._said(rank).rpartition(STACK)[2])
         return Answer(outcome=Outcome.CRASHED, message=f"{how} while {self.doing[rank]}{where}")
 
     def _await_ranks(self, until: float) -> None:
@@ -345,26 +344,6 @@ class RankGroup:
             os.environ.pop(SIGNALS, None)
             if own is not None:
                 os.environ[SIGNALS] = own
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
-
-
-def _innermost(said: str) -> str:
-    """Return the innermost frame of a stack that faulthandler wrote, of a person's own code if any.
-
-    Of several stacks the last is read.
-    """
-    _, _, stack = said.rpartition(STACK)
-    frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', stack)
-    own = [frame for frame in frames if not is_library(frame[0])]
-    for file, line, function in own[:1] or frames[:1]:
-        return f", in {function} ({file}, line {line})"
-    return ""
 
 
 # Measure a sharded step: run it in real ranks, and make one result of those of all ranks.

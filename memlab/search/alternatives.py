@@ -27,7 +27,7 @@ from memlab.runtime.accumulation import AccumulationEffect
 from memlab.techniques.registry import EVERY
 from memlab.techniques.technique import Equivalence, Technique, offers_of
 
-# The settings that `recommend` tries, as the catalogue of the techniques offers them.
+# The settings that `recommend` tries: what the catalogue of the techniques offers, and numbers.
 
 STRATEGY = {"sharding", "shard_group_size"}
 NO_TIMES = (

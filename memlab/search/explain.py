@@ -14,7 +14,7 @@ import numpy.typing as npt
 from memlab._util.checks import checked
 from memlab._util.tables import columns_table
 from memlab._util.units import format_bytes, listed
-from memlab.config import FP32_FORMATS, Precision, Sharding, StepConfig
+from memlab.config import FP32_FORMATS, Precision, StepConfig
 from memlab.devices import cards
 from memlab.errors import ConfigError, DeviceError
 from memlab.result import StepResult, format_percent
@@ -27,7 +27,7 @@ from memlab.search.holdings import (
     patterns,
 )
 from memlab.techniques import compilation, precision, registry
-from memlab.techniques.sharding.ranks import is_tensor_parallel
+from memlab.techniques.sharding.ranks import REPLICATED, is_tensor_parallel
 from memlab.techniques.technique import Saving, catalogue, in_words
 from memlab.trace import CATEGORIES, PHASES, Category, Holding, Phase, Timeline
 
@@ -115,7 +115,6 @@ LEAST_SHARE = 0.005  # of the peak; a remedy that frees less is not offered
 # parts of operators' names: one fused operator holds all of a recurrent layer, so that a budget
 # often finds nothing to cut, and its workspace does not halve
 RECURRENT = ("rnn", "lstm", "gru")
-REPLICATED = (Sharding.DDP, Sharding.ZERO1)  # each rank holds all weights, gradients and buckets
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,12 +5,20 @@ import threading
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from memlab._util.checks import checked, count, optional_lengths, sample_lengths, seconds, size
+from memlab._util.checks import (
+    checked,
+    count,
+    optional_count,
+    optional_lengths,
+    sample_lengths,
+    seconds,
+    size,
+)
 from memlab._util.tables import columns_table, facts_table
 from memlab._util.units import format_bytes, format_percent, parse_bytes
 from memlab.api import predict_with_size_model
@@ -301,12 +309,8 @@ def _notes(curve: LengthCurve, unit: str) -> tuple[str, ...]:
     return (*notes, *curve.assumptions)
 
 
-def _max_length(name: str, value: Any) -> int | None:
-    return None if value is None else count(1)(name, value)
-
-
 @checked(
-    lengths=optional_lengths, max_length=_max_length, memory_limit=size, timeout_seconds=seconds
+    lengths=optional_lengths, max_length=optional_count, memory_limit=size, timeout_seconds=seconds
 )
 @shows_progress
 def predict_lengths(

@@ -31,7 +31,7 @@ from memlab._util.functions import replaced
 from memlab._util.torch_private.tensors import FakeTensor
 from memlab.devices.cards import Card
 from memlab.errors import UnsupportedError
-from memlab.memory.replay import BLOCK_BYTES
+from memlab.memory.replay import round_block
 from memlab.techniques.precision import number_formats
 from memlab.tracing.person_script import Script, ScriptTracker, record_script
 from memlab.tracing.script_card import LiveAllocator
@@ -651,7 +651,7 @@ class _StepWatch(TorchFunctionMode):
             if block not in known and (block < most or block in others):
                 nbytes, line = sizes[block].nbytes, blocks.lines[block]
                 if self._device.type != "cpu":
-                    nbytes = -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+                    nbytes = round_block(nbytes)
                 found[line] = found.get(line, 0) + nbytes
         return tuple(sorted(found.items(), key=lambda each: -each[1]))
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memlab._util.checks import anything, checked, count
+from memlab._util.checks import anything, checked, count, optional_count
 from memlab._util.units import is_a, printable, shown
 from memlab.errors import MemlabError, WorkloadError
 from memlab.workload import SampleSize, Workload
@@ -90,11 +90,7 @@ class ConfiguredModel:
         return {"input_ids": tokens, "labels": labels.clone()}
 
 
-def _size(name: str, value: Any) -> int | None:
-    return None if value is None else count(1)(name, value)
-
-
-@checked(path=anything, tokens=_size, image_size=_size)
+@checked(path=anything, tokens=optional_count, image_size=optional_count)
 def from_config(
     path: str | os.PathLike[str],
     *,

@@ -19,7 +19,7 @@ from memlab.errors import UnsupportedError, WorkloadError
 if TYPE_CHECKING:
     from memlab.techniques.sharding.deepspeed_engine import Engine
 
-REPLICATED = (Sharding.DDP, Sharding.ZERO1)
+REPLICATED = (Sharding.DDP, Sharding.ZERO1)  # each rank holds all weights, gradients and buckets
 SEEDS_BETWEEN_RANKS = 1_000_003  # more than any run has steps, so that no two draw alike
 MOST_SIMULATED_PARTS = 16  # of a batch; all parts of a batch are made alike
 
