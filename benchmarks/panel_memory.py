@@ -82,15 +82,13 @@ def _named(when: str, sizes: list[int]) -> dict[str, object]:
 
 def tree_bytes(pid: int) -> list[int]:
     """Return the proportional set size of a process and of all below it, bytes."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    found = [int(one) for thread in threads for one in (thread / "children").read_text().split()]
-    return [_pss_bytes(pid), *(size for child in found for size in tree_bytes(child))]
-
-
-def _pss_bytes(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    sizes = [int(line.split()[1]) for line in lines if line.startswith("Pss:")]
-    return sum(sizes) * KIB  # of a process that has just ended there is none
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        threads = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        return []
+    own = sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * KIB
+    return [own, *(size for each in " ".join(threads).split() for size in tree_bytes(int(each)))]
 
 
 if __name__ == "__main__":
