@@ -1,12 +1,14 @@
 """A few samples, on which a technique tries out what a model does before it changes anything."""
 
 import contextlib
+import itertools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from memlab.config import StepConfig
 from memlab.errors import WorkloadError
@@ -18,6 +20,11 @@ from memlab.workload import Workload
 # What a step requires of the model and of the loss that a workload's functions return.
 
 _built: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+
+def is_unshaped(model: torch.nn.Module) -> bool:
+    """Return whether a module waits for a first sample to know its sizes, as `LazyLinear` does."""
+    return any(map(is_lazy, itertools.chain(model.parameters(), model.buffers())))
 
 
 def check_model(model: Any) -> None:
@@ -35,9 +42,10 @@ def check_model(model: Any) -> None:
         )
 
     _built.add(model)
-    if any(isinstance(p, torch.nn.UninitializedParameter) for p in model.parameters()):
+    if is_unshaped(model):
         raise WorkloadError(
-            f"{name} has parameters without a shape yet; call it once on a sample in build_model"
+            f"{name} has parameters or buffers without a shape yet; call it once on a sample in "
+            "build_model"
         )
     if not any(p.requires_grad for p in model.parameters()):
         raise WorkloadError(f"{name} has no trainable parameter; give it one, or set requires_grad")

@@ -249,11 +249,6 @@ def test_a_complex_buffer_stays_complex():
     assert result.peak_by_category["buffers"] == 8 * 8
 
 
-def test_a_lazy_module_is_refused_with_a_remedy():
-    workload = dataclasses.replace(linear(), build_model=lambda: nn.LazyLinear(3))
-    assert "call it once" in here(workload).message
-
-
 def test_a_block_that_is_not_the_same_twice_is_unsupported():
     calls = unseen_count()  # which a recompute cannot put back
 

@@ -263,6 +263,17 @@ def test_a_model_that_cannot_be_built_of_fakes_is_built_for_real_and_says_so():
     assert result.peak_by_category["parameters"] == 4 * (32 * 3 + 3)
 
 
+@pytest.mark.parametrize("lazy", [
+    lambda: torch.nn.Sequential(torch.nn.LazyLinear(3)),
+    lambda: torch.nn.Sequential(torch.nn.Linear(32, 3), torch.nn.LazyBatchNorm1d(affine=False)),
+], ids=["parameters", "buffers"])  # fmt: skip
+@pytest.mark.parametrize("run", [memlab.predict, memlab.measure])
+def test_a_lazy_module_is_refused_with_a_remedy(run, lazy):
+    result = run(with_model(lazy), StepConfig(), "cpu")
+    assert result.outcome == Outcome.FAILED
+    assert "call it once" in result.message
+
+
 class HoldsPlainTensors(torch.nn.Module):
     """Built of values, it holds a table and an order that are neither parameters nor buffers."""
 
