@@ -87,11 +87,9 @@ def lengths_known(values: Values) -> Iterator[None]:
         return layer
 
     def aligned(scores: Any, targets: Any, steps: Any, letters: Any, *rest: Any) -> Any:
-        # PyTorch turns lists into tensors without its dispatcher, where no mode sees them
-        both = [
-            given if isinstance(given, torch.Tensor) else torch.tensor(given, device=scores.device)
-            for given in (steps, letters)
-        ]
+        # PyTorch turns lists into tensors without its dispatcher, where no mode sees them; a card
+        # takes lengths in the host's memory, which its kernel brings over
+        both = (torch.as_tensor(given, device=scores.device) for given in (steps, letters))
         return ctc_loss(scores, targets, *both, *rest)
 
     setattr(functions, PAD_PACKED_SEQUENCE, padded)
