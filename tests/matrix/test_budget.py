@@ -109,7 +109,7 @@ def test_no_plan_is_beaten_by_blocks_that_a_person_picks(name):
         for plan in frontier_of_step(plain).plans:
             for cost in (first, every):
                 lower = cost.peak_bytes < 0.98 * plan.peak_bytes
-                assert not (lower and cost.recompute_seconds < 0.98 * plan.recompute_seconds)
+                assert not (lower and cost.seconds < 0.98 * plan.recompute_seconds)  # on a card
 
 
 def plain_step_of(workload, device):
