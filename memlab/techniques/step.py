@@ -470,9 +470,18 @@ def _divided(
 
 def own_batch(batch: Any, config: StepConfig, device: torch.device) -> Any:
     """Return a batch that belongs to the run, in the format of the weights."""
-    if device.type == "cpu":  # memory that the workload holds would not be counted
-        batch = map_tensors(torch.clone, batch)
-    return precision.cast_batch(batch, config.precision)
+    if device.type != "cpu":
+        return precision.cast_batch(batch, config.precision)
+
+    def own(tensor: torch.Tensor) -> torch.Tensor:
+        # a copy, for memory that the workload holds would not be counted; the gradient of a batch
+        # that requires one stays on it
+        is_own = tensor.is_leaf and tensor.requires_grad
+        copy = (tensor.detach() if is_own else tensor).clone()
+        found: torch.Tensor = precision.cast_batch(copy, config.precision)
+        return found.requires_grad_() if is_own else found
+
+    return map_tensors(own, batch)
 
 
 def notes(config: StepConfig, device: torch.device, plan: Plan | None) -> list[str]:

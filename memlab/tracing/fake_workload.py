@@ -160,7 +160,8 @@ class _Batches:
         def fake(tensor: torch.Tensor) -> torch.Tensor:
             like = self.mode.from_tensor(tensor)
             if made < n and tensor.ndim and tensor.shape[0] == made:
-                return like.new_empty((n, *tensor.shape[1:]))
+                whole = like.new_empty((n, *tensor.shape[1:]))
+                return whole.requires_grad_(tensor.requires_grad)
             if not tensor.is_floating_point():
                 self.tracker.outputs.values.learn(like, tensor)
             return like

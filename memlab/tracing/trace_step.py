@@ -408,7 +408,14 @@ def _leave_gradients(before: list[Any], after: list[Any]) -> None:
     If a model computes gradients of its batch, for a penalty on them, and the step works on the
     batch itself, they stay from step to step. In a real run both steps have the same batch.
     """
-    for old, new in zip(tensors_of(before), tensors_of(after), strict=False):
-        if old.is_leaf and old.grad is not None:
+    for old, new in zip(
+        map(_whole, tensors_of(before)), map(_whole, tensors_of(after)), strict=False
+    ):
+        if old.is_leaf and old.grad is not None and new.grad is None:
             new.requires_grad_()
             new.grad = torch.empty_like(new)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the batch whose part a micro-batch is, which has the gradient of all of them."""
+    return tensor if tensor.is_leaf or tensor._base is None else tensor._base

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from memlab import StepConfig, Workload, measure, predict
 from memlab.errors import UnsupportedError
+from memlab.tracing import fake_workload
 from memlab.tracing.fakify import made_fake
 from tests import predictions
 from tests.models import made_of
@@ -179,6 +180,35 @@ def test_a_batch_keeps_the_gradients_that_a_penalty_leaves(num_micro_batches):
     config = StepConfig(batch_size=4, accumulation_steps=num_micro_batches)
     predicted = assert_predicted(on_features("penalized", Penalized), config)
     assert predicted.peak_by_category["buffers"] >= 4 * 4 * 8 * 16  # fp32, four samples of 8 x 16
+
+
+def slope(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad(model(x).sum(), x, create_graph=True)[0].square().mean()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"accumulation_steps": 2},
+        {"precision": "bf16"},
+        {"precision": "bf16", "accumulation_steps": 2},
+    ],
+)
+@pytest.mark.parametrize("most", [fake_workload.BATCH_BYTES, 16])
+def test_points_of_which_a_loss_takes_the_slope_keep_their_gradients(most, fields, monkeypatch):
+    """As of a physics-informed network; of a batch above `most` bytes two samples are made."""
+    monkeypatch.setattr(fake_workload, "BATCH_BYTES", most)
+    workload = made_of(
+        lambda: nn.Sequential(nn.Linear(64, 16), nn.Softplus(), nn.Linear(16, 1)),
+        lambda n: torch.randn(n, 64, requires_grad=True),
+        slope,
+    )
+    config = StepConfig(batch_size=32, optimizer="sgd", **fields)
+    found = predictions.predicted(config, workload=workload)
+    measured = measure(workload, config, "cpu", repeats=2, warmup=0)
+    assert (found.outcome, measured.outcome) == ("ok", "ok"), found.message
+    assert found.peak_allocated_bytes == measured.peak_allocated_bytes
 
 
 def test_torchscript_is_predicted_with_doubt_or_refused_by_name():
