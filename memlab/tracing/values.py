@@ -195,7 +195,7 @@ class Values:
             kwargs: its keyword arguments.
             out: the fake tensors that it returned, if it has run.
         """
-        if not self._known and func not in CONSTANTS:
+        if not self._known and func not in CONSTANTS and not any(map(_is_real, args)):
             return None
 
         # large tensors are not computed, because the operator would take as long as in a real step
@@ -330,6 +330,11 @@ class Values:
         known = self._known.get(key)
         if known is not None and known[0] is ref:  # the id may belong to another tensor by now
             del self._known[key]
+
+
+def _is_real(value: Any) -> bool:
+    """Return whether a value is a tensor with memory, such as a list that became one."""
+    return isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
 
 
 def tensors_in(values: Any) -> list[torch.Tensor]:
