@@ -476,7 +476,8 @@ def own_batch(batch: Any, config: StepConfig, device: torch.device) -> Any:
     def own(tensor: torch.Tensor) -> torch.Tensor:
         # a copy, for memory that the workload holds would not be counted; the gradient of a batch
         # that requires one stays on it
-        is_own = tensor.is_leaf and tensor.requires_grad
+        whole = tensor if tensor._base is None else tensor._base
+        is_own = whole.is_leaf and tensor.requires_grad
         copy = (tensor.detach() if is_own else tensor).clone()
         found: torch.Tensor = precision.cast_batch(copy, config.precision)
         return found.requires_grad_() if is_own else found

@@ -209,7 +209,9 @@ def test_a_batch_keeps_the_gradients_that_a_penalty_leaves(num_micro_batches):
 
 
 def slope(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return torch.autograd.grad(model(x).sum(), x, create_graph=True)[0].square().mean()
+    score = model(x)
+    (found,) = torch.autograd.grad(score.sum(), x, create_graph=True)
+    return found.square().mean() + score.mean()
 
 
 @pytest.mark.parametrize(
@@ -219,6 +221,7 @@ def slope(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         {"accumulation_steps": 2},
         {"precision": "bf16"},
         {"precision": "bf16", "accumulation_steps": 2},
+        {"sharding": "ddp", "world_size": 2},
     ],
 )
 @pytest.mark.parametrize("most", [fake_workload.BATCH_BYTES, 16])
@@ -234,7 +237,8 @@ def test_points_of_which_a_loss_takes_the_slope_keep_their_gradients(most, field
     found = predictions.predicted(config, workload=workload)
     measured = measure(workload, config, "cpu", repeats=2, warmup=0)
     assert (found.outcome, measured.outcome) == ("ok", "ok"), found.message
-    assert found.peak_allocated_bytes == measured.peak_allocated_bytes
+    difference = found.peak_allocated_bytes - measured.peak_allocated_bytes
+    assert abs(difference) <= predictions.FEW_BYTES  # a gradient of the points has 2 KiB and more
 
 
 def test_torchscript_is_predicted_with_doubt_or_refused_by_name():
