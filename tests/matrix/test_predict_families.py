@@ -237,8 +237,9 @@ def test_points_of_which_a_loss_takes_the_slope_keep_their_gradients(most, field
     found = predictions.predicted(config, workload=workload)
     measured = measure(workload, config, "cpu", repeats=2, warmup=0)
     assert (found.outcome, measured.outcome) == ("ok", "ok"), found.message
-    difference = found.peak_allocated_bytes - measured.peak_allocated_bytes
-    assert abs(difference) <= predictions.FEW_BYTES  # a gradient of the points has 2 KiB and more
+    # ranks free their scalars sooner or later; a gradient of the points has 2 KiB and more
+    allowed = 256 if "sharding" in fields else 0
+    assert abs(found.peak_allocated_bytes - measured.peak_allocated_bytes) <= allowed
 
 
 def test_torchscript_is_predicted_with_doubt_or_refused_by_name():
