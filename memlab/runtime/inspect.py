@@ -11,6 +11,7 @@ from memlab.techniques.accumulation import random_modules, sample_mixing_modules
 from memlab.techniques.batches import tensors_of
 from memlab.techniques.checkpointing.blocks import find_blocks
 from memlab.techniques.step import set_seed
+from memlab.techniques.trials import check_shapes
 from memlab.tracing.fakify import outline_of, own_formats
 from memlab.workload import Workload
 
@@ -52,6 +53,7 @@ def inspect_in_process(workload: Workload, *, report: Report) -> WorkloadFacts:
     report(Progress(text=f"inspecting {workload.name}", fraction=0.0))
     set_seed(0)
     model = build_cheaply(workload).train()
+    check_shapes(model)
     parameters = list(model.parameters())
     two = tensors_of(workload.make_batch(2))
 

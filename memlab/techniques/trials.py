@@ -22,9 +22,13 @@ from memlab.workload import Workload
 _built: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
-def is_unshaped(model: torch.nn.Module) -> bool:
-    """Return whether a module waits for a first sample to know its sizes, as `LazyLinear` does."""
-    return any(map(is_lazy, itertools.chain(model.parameters(), model.buffers())))
+def check_shapes(model: torch.nn.Module) -> None:
+    """Raise WorkloadError if a module waits for a first sample to know its sizes."""
+    if any(map(is_lazy, itertools.chain(model.parameters(), model.buffers()))):
+        raise WorkloadError(
+            f"{type(model).__name__} has parameters or buffers without a shape yet; call it once "
+            "on a sample in build_model"
+        )
 
 
 def check_model(model: Any) -> None:
@@ -42,11 +46,7 @@ def check_model(model: Any) -> None:
         )
 
     _built.add(model)
-    if is_unshaped(model):
-        raise WorkloadError(
-            f"{name} has parameters or buffers without a shape yet; call it once on a sample in "
-            "build_model"
-        )
+    check_shapes(model)
     if not any(p.requires_grad for p in model.parameters()):
         raise WorkloadError(f"{name} has no trainable parameter; give it one, or set requires_grad")
 

@@ -86,11 +86,19 @@ def lengths_known(values: Values) -> Iterator[None]:
 
         return layer
 
-    def aligned(scores: Any, targets: Any, steps: Any, letters: Any, *rest: Any) -> Any:
+    def aligned(
+        log_probs: Any,
+        targets: Any,
+        input_lengths: Any,
+        target_lengths: Any,
+        *rest: Any,
+        **more: Any,
+    ) -> Any:
         # PyTorch turns lists into tensors without its dispatcher, where no mode sees them; a card
         # takes lengths in the host's memory, which its kernel brings over
-        both = (torch.as_tensor(given, device=scores.device) for given in (steps, letters))
-        return ctc_loss(scores, targets, *both, *rest)
+        lengths = (input_lengths, target_lengths)
+        both = (torch.as_tensor(given, device=log_probs.device) for given in lengths)
+        return ctc_loss(log_probs, targets, *both, *rest, **more)
 
     setattr(functions, PAD_PACKED_SEQUENCE, padded)
     torch_module.ctc_loss = aligned

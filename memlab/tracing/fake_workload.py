@@ -35,7 +35,7 @@ from memlab.techniques.accumulation import has_samples_first
 from memlab.techniques.batches import is_object, map_tensors, tensors_of
 from memlab.techniques.loss.loss_tensors import CopiedLoss
 from memlab.techniques.step import set_seed
-from memlab.techniques.trials import is_unshaped
+from memlab.techniques.trials import check_shapes
 from memlab.trace import Phase
 from memlab.tracing import triton_launches
 from memlab.tracing.fakify import (
@@ -215,8 +215,9 @@ def _build_model(
         with unset_fake_temporarily(), without_modes():
             with _errors_of_memory(error):
                 model = build()
-            if not isinstance(model, torch.nn.Module) or is_unshaped(model):
-                return model  # which `check_model` refuses
+            if not isinstance(model, torch.nn.Module):
+                return model
+            check_shapes(model)
             formats = own_formats(model)
             if formats:
                 model.to("cpu")  # this makes the parameters quantize themselves, as in a real step

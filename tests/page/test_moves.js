@@ -97,7 +97,20 @@ test("a link keeps what sliders move, and nonsense in it changes nothing", () =>
 
 test("numbers are read as people write them, and nothing else is a number", () => {
   for (const text of ["1024", "1,024", "1 024"]) assert.equal(wholeNumber(text), 1024, text);
-  for (const text of ["", " ", "12abc", "1e3", "2.5", "1,5", "1,000,00", "-1", "0", "9999999999"])
+  for (const text of [
+    "",
+    " ",
+    "12abc",
+    "1e3",
+    "2.5",
+    "1,5",
+    "1,000,00",
+    "0,001",
+    "1,024 500",
+    "-1",
+    "0",
+    "9999999999",
+  ])
     assert.equal(wholeNumber(text), null, text);
   assert.equal(share("40 %"), 0.4);
   assert.equal(share("0,5"), 0.5);

@@ -15,9 +15,11 @@ from memlab._util.units import GIB, MIB
 from memlab.cost_model import power
 from memlab.devices import cards
 from memlab.devices.here import available_memory_bytes
-from memlab.errors import MemlabError
+from memlab.errors import MemlabError, WorkloadError
 from memlab.prediction.interpolation import interpolated
 from memlab.prediction.predict import predict_in_process
+from memlab.runtime.inspect import inspect_in_process
+from memlab.runtime.per_sample import loss_in_process
 from memlab.tracing import fake_workload
 from tests.models import blocks, ignored_labels, linear, made_of
 from tests.predictions import assert_predicted, error_of, predicted
@@ -263,10 +265,22 @@ def test_a_model_that_cannot_be_built_of_fakes_is_built_for_real_and_says_so():
     assert result.peak_by_category["parameters"] == 4 * (32 * 3 + 3)
 
 
-@pytest.mark.parametrize("lazy", [
+LAZY = pytest.mark.parametrize("lazy", [
     lambda: torch.nn.Sequential(torch.nn.LazyLinear(3)),
     lambda: torch.nn.Sequential(torch.nn.Linear(32, 3), torch.nn.LazyBatchNorm1d(affine=False)),
 ], ids=["parameters", "buffers"])  # fmt: skip
+
+
+@LAZY
+def test_what_looks_at_a_lazy_module_says_the_same(lazy):
+    options = {"report": lambda progress: None}
+    with pytest.raises(WorkloadError, match="call it once"):
+        inspect_in_process(with_model(lazy), **options)
+    known, why = loss_in_process(with_model(lazy), **options)
+    assert (known, "call it once" in why) == ("unknown", True)
+
+
+@LAZY
 @pytest.mark.parametrize("run", [memlab.predict, memlab.measure])
 def test_a_lazy_module_is_refused_with_a_remedy(run, lazy):
     result = run(with_model(lazy), StepConfig(), "cpu")

@@ -163,4 +163,16 @@ def test_importing_memlab_imports_little_of_torch_distributed():
         "transformers",
         "matplotlib",
     }
-    assert not heavy & set(said.stdout.split())
+    late = {f"memlab.{module}" for module in memlab.LATE.values()}
+    assert not (heavy | late) & set(said.stdout.split())
+
+
+def test_what_is_imported_late_is_what_type_checkers_see():
+    tree = ast.parse(Path(memlab.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        each.name: (node.module or "").removeprefix("memlab").removeprefix(".") or each.name
+        for node in block.body
+        for each in node.names
+    }
+    assert seen == memlab.LATE

@@ -48,7 +48,8 @@ export function settingOf({ batch_size, accumulation_steps, memory_budget }) {
 
 /** @param {string} text of a number box @returns {number | null} null if it is not allowed */
 export function wholeNumber(text) {
-  const isNumber = /^\s*(\d+|\d{1,3}([\s,]\d{3})+)\s*$/.test(text); // "1,00" may mean 1 or 100
+  // "1,00" may mean 1 or 100
+  const isNumber = /^\s*(\d+|[1-9]\d{0,2}([\s,])\d{3}(\2\d{3})*)\s*$/.test(text);
   const number = Number(text.replace(/[\s,]/g, ""));
   return isNumber && number >= 1 && number <= MOST_SAMPLES ? number : null;
 }
