@@ -15,7 +15,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from memlab._util.checks import checked
-from memlab._util.torch_private.tensors import are_tensors_fake
+from memlab._util.torch_private.tensors import are_tensors_fake, whole_of
 from memlab.config import StepConfig
 from memlab.devices import cards
 from memlab.devices.generators import set_seed as set_seed
@@ -476,8 +476,7 @@ def own_batch(batch: Any, config: StepConfig, device: torch.device) -> Any:
     def own(tensor: torch.Tensor) -> torch.Tensor:
         # a copy, for memory that the workload holds would not be counted; the gradient of a batch
         # that requires one stays on it
-        whole = tensor if tensor._base is None else tensor._base
-        is_own = whole.is_leaf and tensor.requires_grad
+        is_own = whole_of(tensor).is_leaf and tensor.requires_grad
         copy = (tensor.detach() if is_own else tensor).clone()
         found: torch.Tensor = precision.cast_batch(copy, config.precision)
         return found.requires_grad_() if is_own else found

@@ -19,7 +19,12 @@ import torch
 
 from memlab._util.torch_private.compiler import compiled_inside_of_modes
 from memlab._util.torch_private.inductor import planned_by_inductor
-from memlab._util.torch_private.tensors import FakeTensorMode, subclasses_left_out, without_modes
+from memlab._util.torch_private.tensors import (
+    FakeTensorMode,
+    subclasses_left_out,
+    whole_of,
+    without_modes,
+)
 from memlab._util.units import format_bytes
 from memlab.config import Sharding, StepConfig
 from memlab.techniques.attention import MATH_KERNEL
@@ -408,14 +413,11 @@ def _leave_gradients(before: list[Any], after: list[Any]) -> None:
     If a model computes gradients of its batch, for a penalty on them, and the step works on the
     batch itself, they stay from step to step. In a real run both steps have the same batch.
     """
-    for old, new in zip(
-        map(_whole, tensors_of(before)), map(_whole, tensors_of(after)), strict=False
-    ):
+
+    def holders(batches: list[Any]) -> list[torch.Tensor]:
+        return [t if t.is_leaf else whole_of(t) for t in tensors_of(batches)]
+
+    for old, new in zip(holders(before), holders(after), strict=False):
         if old.is_leaf and old.grad is not None and new.grad is None:
             new.requires_grad_()
             new.grad = torch.empty_like(new)
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the batch whose part a micro-batch is, which has the gradient of all of them."""
-    return tensor if tensor.is_leaf or tensor._base is None else tensor._base

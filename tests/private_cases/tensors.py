@@ -22,6 +22,13 @@ def _() -> None:
     assert x.untyped_storage()._cdata != x.clone().untyped_storage()._cdata
 
 
+@case("._base", to="know whose gradient the views of a batch have")
+def _() -> None:
+    x = torch.ones(2, requires_grad=True)
+    assert x[:1]._base is x
+    assert x._base is None
+
+
 @case("torch._C._storage_Use_Count", to="know whether a view looks into a tensor's memory")
 def _() -> None:
     def count() -> int:

@@ -75,6 +75,7 @@ __all__ = [
     "shapes_alone",
     "subclasses_left_out",
     "unset_fake_temporarily",
+    "whole_of",
     "with_versions_counted",
     "without_key",
     "without_modes",
@@ -104,6 +105,12 @@ values_of: Callable[[torch.Tensor], torch.Tensor] = methodcaller("_values")
 # the attributes in which a parameter keeps its hooks, and a function that returns both
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 hooks_of: Callable[[torch.Tensor], tuple[Any, ...]] = attrgetter(*HOOKS)
+
+
+def whole_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that a view is of, which has the gradient of all views; else itself."""
+    base: torch.Tensor | None = tensor._base
+    return tensor if base is None else base
 
 
 def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
