@@ -55,7 +55,7 @@ __all__ = [
     "replay_allocations", "require_ok", "results", "run_script", "stored_results", "sweep",
     "table", "to_frame", "training_step", "verify", "watch", "workloads",
 ]  # fmt: skip
-OF_MODULES = {  # what works, and nouns that few need: `import memlab` does not wait for them
+OF_MODULES = {  # most verbs, nouns that few need: `import memlab` does not wait for these modules
     "_panel": "panel", "course": "course", "plots": "plots", "workloads": "workloads",
     "api": "measure measure_loading measure_run predict predict_run verify",
     "cost_model.cost_store": "forget_costs", "devices.cards": "card", "search.explain": "explain",
